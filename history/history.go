@@ -1,0 +1,284 @@
+// Package history records what happened in a run, as evidence: operations of
+// clients, faults with their witnesses, what the far side's ledger saw, every
+// committed change of a row as read from Postgres' write-ahead log, processes,
+// and the state that was left. It is saved before anything is judged, one JSON
+// object per line, so that "mailproof check RUN" can judge again.
+//
+// One time base: nanoseconds of CLOCK_MONOTONIC_RAW of this machine (field t).
+//
+// Package history knows nothing of the system under test.
+package history
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Record is one line of history.jsonl. Exactly one of the pointers is set, the
+// one that Kind names.
+type Record struct {
+	T    int64 `json:"t"` // monotonic nanoseconds; for an Op, of its return
+	Kind Kind  `json:"kind"`
+
+	Meta    *Meta    `json:"meta,omitempty"`
+	Phase   *Phase   `json:"phase,omitempty"`
+	Op      *Op      `json:"op,omitempty"`
+	Fault   *Fault   `json:"fault,omitempty"`
+	Process *Process `json:"process,omitempty"`
+	Attempt *Attempt `json:"attempt,omitempty"`
+	Change  *Change  `json:"change,omitempty"`
+	Final   *Final   `json:"final,omitempty"`
+	Note    *Note    `json:"note,omitempty"`
+}
+
+// Kind names the part of a [Record] that is set.
+type Kind string
+
+// The kinds.
+const (
+	KindMeta    Kind = "meta"
+	KindPhase   Kind = "phase"
+	KindOp      Kind = "op"
+	KindFault   Kind = "fault"
+	KindProcess Kind = "process"
+	KindAttempt Kind = "attempt"
+	KindChange  Kind = "change"
+	KindFinal   Kind = "final"
+	KindNote    Kind = "note"
+)
+
+// Meta is the first record: what the run is judged by.
+type Meta struct {
+	Scenario string `json:"scenario"` // "t6.7"
+	Policy   string `json:"policy"`   // same-key, resend, hold
+	Server   string `json:"server"`   // plain or deduplicating
+	Seed     uint64 `json:"seed"`
+	// MaxAttempts and RetryDelays as configured in the system under test.
+	MaxAttempts int             `json:"max_attempts"`
+	RetryDelays []time.Duration `json:"retry_delays_ns"`
+	Lease       time.Duration   `json:"lease_ns"`
+	Wall        time.Time       `json:"wall"` // wall clock at T
+	Floors      Floors          `json:"floors"`
+	Invariants  []string        `json:"invariants"` // names of the checkers that judge it
+	// Records that the scenario did not make, and may be judged by: name → value.
+	Params map[string]string `json:"params,omitempty"`
+}
+
+// Floors are what a run must have reached to count at all.
+type Floors struct {
+	Confirmed int `json:"confirmed"` // acknowledged confirmations
+	Faults    int `json:"faults"`    // faults installed, each with a witness
+}
+
+// Phase marks the start of one phase of the run.
+type Phase struct {
+	Name string `json:"name"` // start baseline faults heal quiesce judge
+}
+
+// OpOutcome is what the client knows of its own operation.
+type OpOutcome string
+
+// The outcomes. Unknown stays unknown for ever: no answer came, so the
+// operation may or may not have happened, now or later.
+const (
+	OpOK      OpOutcome = "ok"
+	OpFail    OpOutcome = "fail" // definitely did not happen
+	OpUnknown OpOutcome = "unknown"
+)
+
+// Op is one operation of a client against the system under test.
+type Op struct {
+	Name      string    `json:"name"` // confirm, cancel, reopen
+	Booking   string    `json:"booking"`
+	Key       string    `json:"key"` // dedupe key of the mail it is about
+	Recipient string    `json:"recipient"`
+	Intended  int64     `json:"intended"` // when it should have been made
+	Call      int64     `json:"call"`
+	Return    int64     `json:"return"`
+	Outcome   OpOutcome `json:"outcome"`
+	Err       string    `json:"err,omitempty"`
+}
+
+// FaultOutcome says whether a fault took hold.
+type FaultOutcome string
+
+// The outcomes of a fault.
+const (
+	Installed     FaultOutcome = "installed"
+	Skipped       FaultOutcome = "skipped"
+	Indeterminate FaultOutcome = "indeterminate"
+)
+
+// Fault is one fault that the run injected, written when it was healed.
+type Fault struct {
+	Name    string       `json:"name"`
+	Target  string       `json:"target"`
+	Start   int64        `json:"start"`
+	End     int64        `json:"end"`
+	Outcome FaultOutcome `json:"outcome"`
+	// Witness is the evidence, from the far side, that it took hold; empty
+	// means none was seen, and the run is invalid.
+	Witness string `json:"witness"`
+	Count   int    `json:"count"`            // how often it struck
+	Reason  string `json:"reason,omitempty"` // of a skip
+	// Keys that it struck, when it strikes single mails.
+	Keys []string `json:"keys,omitempty"`
+}
+
+// Process is a change in the life of one process of the system under test.
+type Process struct {
+	Name   string `json:"name"` // notifyd-1
+	PID    int    `json:"pid"`
+	Event  string `json:"event"` // started, ready, killed, paused, resumed, exited
+	Detail string `json:"detail,omitempty"`
+	// At is the same instant as T in the process's wall clock.
+	Wall time.Time `json:"wall"`
+}
+
+// Attempt is one row of the far side's ledger: one try to hand over one mail
+// to one recipient.
+type Attempt struct {
+	ID        int64  `json:"id"`
+	Transport string `json:"transport"` // smtp, resend
+	Session   int64  `json:"session"`
+	Client    string `json:"client"` // EHLO name or User-Agent: process and worker
+	Key       string `json:"key"`    // dedupe key as the far side read it
+	MessageID string `json:"message_id"`
+	Recipient string `json:"recipient"`
+	From      int64  `json:"from"` // first byte of the attempt
+	To        int64  `json:"to"`   // the end of it
+	// Stage is the last stage reached: rcpt, data, body, dot, replied …
+	Stage string `json:"stage"`
+	// DotAt is when the final dot (the whole request body) had been read; 0 if
+	// it never was.
+	DotAt int64 `json:"dot_at"`
+	// Stored is set when a copy was kept, so that the customer has it.
+	Stored bool `json:"stored"`
+	// Deduplicated is set when the receiver recognised the key and kept no
+	// second copy.
+	Deduplicated bool `json:"deduplicated"`
+	// ReplyWritten is set when the whole final reply was handed to the socket.
+	ReplyWritten bool   `json:"reply_written"`
+	Reply        string `json:"reply,omitempty"` // the final reply's first line
+	// ClosedWithoutStoring is proof of absence: the attempt is over and
+	// nothing was kept.
+	ClosedWithoutStoring bool `json:"closed_without_storing"`
+	// Fault is the scripted action that struck it, "" if none.
+	Fault string `json:"fault,omitempty"`
+	// Breach is set where the script broke the protocol (250 and discard, 451
+	// and keep): a loss or double that follows is the provider's.
+	Breach   bool   `json:"breach,omitempty"`
+	BodyHash string `json:"body_hash,omitempty"` // sha256 of the whole mail as read
+	Subject  string `json:"subject,omitempty"`
+}
+
+// Change is one committed change of one row, read from the write-ahead log in
+// commit order. Column values are text as Postgres writes them; a NULL is
+// absent from the map.
+type Change struct {
+	Database string            `json:"db"`
+	Table    string            `json:"table"` // schema-qualified
+	Op       string            `json:"op"`    // INSERT UPDATE DELETE
+	XID      uint64            `json:"xid"`
+	LSN      string            `json:"lsn"`
+	CommitAt time.Time         `json:"commit_at"`
+	Order    int64             `json:"order"` // position in commit order, from 1
+	Old      map[string]string `json:"old,omitempty"`
+	New      map[string]string `json:"new,omitempty"`
+}
+
+// Final is what was left at the end of the run.
+type Final struct {
+	Rows   []MailState  `json:"rows,omitempty"`
+	Outbox []OutboxLeft `json:"outbox,omitempty"`
+	DLQ    []DeadLetter `json:"dlq,omitempty"`
+	Alerts []Alert      `json:"alerts,omitempty"`
+	Queues []QueueState `json:"queues,omitempty"`
+	// Topic is the whole event topic read from its start.
+	Topic []TopicRecord `json:"topic,omitempty"`
+	// Counters of the system under test: sweeper rescues by cause, deliveries,
+	// redeliveries …
+	Counters map[string]float64 `json:"counters,omitempty"`
+	// Pending says for each mail that is not settled what it waits for.
+	Pending map[string]string `json:"pending,omitempty"`
+	// Usage of the system's processes over the faults phase: CPU seconds and
+	// wall seconds per process name.
+	Usage map[string]Usage `json:"usage,omitempty"`
+}
+
+// Usage is what a process consumed over a stretch of time.
+type Usage struct {
+	CPUSeconds  float64 `json:"cpu_seconds"`
+	WallSeconds float64 `json:"wall_seconds"`
+	MaxRSSBytes int64   `json:"max_rss_bytes"`
+}
+
+// MailState is the final state of one mail as the system under test tells it,
+// in the words of this package.
+type MailState struct {
+	Key            string `json:"key"`
+	Booking        string `json:"booking"`
+	Recipient      string `json:"recipient"`
+	State          string `json:"state"` // pending sending sent failed unknown dead cancelled expired
+	Attempts       int    `json:"attempts"`
+	Token          int64  `json:"token"`
+	Unsettled      int    `json:"unsettled"`
+	EventID        string `json:"event_id,omitempty"`
+	ProviderID     string `json:"provider_id,omitempty"`
+	LastError      string `json:"last_error,omitempty"`
+	DeadLetterSent bool   `json:"dead_letter_sent"`
+}
+
+// OutboxLeft is one outbox row.
+type OutboxLeft struct {
+	EventID   string `json:"event_id"`
+	Key       string `json:"key"`
+	Booking   string `json:"booking"`
+	Published bool   `json:"published"`
+	Dead      bool   `json:"dead"`
+}
+
+// DeadLetter is one message of the dead-letter queue.
+type DeadLetter struct {
+	Key    string `json:"key"`
+	Reason string `json:"reason"`
+}
+
+// Alert is one alert that the system raised.
+type Alert struct {
+	Kind string    `json:"kind"` // dead, unknown, parked, dead_outbox, stale …
+	Key  string    `json:"key"`
+	At   time.Time `json:"at"`
+}
+
+// QueueState is one queue of the broker at the end.
+type QueueState struct {
+	Name     string `json:"name"`
+	Type     string `json:"type"`
+	Members  int    `json:"members"`
+	Messages int    `json:"messages"`
+	Ready    int    `json:"ready"`
+	Unacked  int    `json:"unacked"`
+}
+
+// TopicRecord is one record of the event topic.
+type TopicRecord struct {
+	Partition int32  `json:"partition"`
+	Offset    int64  `json:"offset"`
+	EventID   string `json:"event_id"`
+	Key       string `json:"key"`
+	Booking   string `json:"booking"`
+	Type      string `json:"type"`
+}
+
+// Note is a line for people: what the harness saw or decided.
+type Note struct {
+	Text string `json:"text"`
+}
+
+// Decode reads one line of history.jsonl.
+func Decode(line []byte) (Record, error) {
+	var r Record
+	err := json.Unmarshal(line, &r)
+	return r, err
+}

@@ -1,0 +1,31 @@
+// Package deps pins modules that code under development will import.
+package deps
+
+import (
+	_ "github.com/caarlos0/env/v11"
+	_ "github.com/emersion/go-sasl"
+	_ "github.com/emersion/go-smtp"
+	_ "github.com/google/go-cmp/cmp"
+	_ "github.com/google/uuid"
+	_ "github.com/jackc/pgx/v5/pgxpool"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	_ "github.com/jedib0t/go-pretty/v6/table"
+	_ "github.com/pressly/goose/v3"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/rabbitmq/amqp091-go"
+	_ "github.com/spf13/cobra"
+	_ "github.com/stretchr/testify/assert"
+	_ "github.com/stretchr/testify/require"
+	_ "github.com/testcontainers/testcontainers-go"
+	_ "github.com/twmb/franz-go/pkg/kadm"
+	_ "github.com/twmb/franz-go/pkg/kfake"
+	_ "github.com/twmb/franz-go/pkg/kgo"
+	_ "github.com/vbauerster/mpb/v8"
+	_ "github.com/wneessen/go-mail"
+	_ "go.uber.org/goleak"
+	_ "golang.org/x/sync/errgroup"
+	_ "golang.org/x/sys/unix"
+	_ "golang.org/x/term"
+	_ "golang.org/x/time/rate"
+	_ "pgregory.net/rapid"
+)

@@ -1,0 +1,85 @@
+// Package reports writes what a run found, for machines (summary.json,
+// junit.xml) and for people (summary.md, index.html, the closing table).
+package reports
+
+import (
+	"mailproof/history"
+	"mailproof/infra"
+	"mailproof/verify"
+)
+
+// Summary is summary.json.
+type Summary struct {
+	Verdict   verify.Verdict `json:"verdict"`
+	Seed      uint64         `json:"seed"`
+	Seconds   float64        `json:"seconds"`
+	Versions  infra.Versions `json:"versions"`
+	RunID     string         `json:"run_id"`
+	Command   string         `json:"command"` // runs it again
+	Scenarios []Scenario     `json:"scenarios"`
+}
+
+// Scenario is the result of one scenario under one policy.
+type Scenario struct {
+	Name      string           `json:"name"`
+	Title     string           `json:"title"` // one line for people
+	Verdict   verify.Verdict   `json:"verdict"`
+	Seconds   float64          `json:"seconds"`
+	Seed      uint64           `json:"seed"`
+	Policy    string           `json:"policy"`
+	Guarantee string           `json:"guarantee"` // the row by which it was judged
+	Findings  []verify.Finding `json:"findings"`
+	Faults    []FaultResult    `json:"faults"`
+	Counts    Counts           `json:"counts"`
+	Latency   Latency          `json:"latency_ms"`
+	Measured  []Measurement    `json:"measured,omitempty"`
+	Command   string           `json:"command"` // runs this one again
+	// Invariants that judged it, with how many pieces of evidence each looked at.
+	Invariants []Checked            `json:"invariants"`
+	Queues     []history.QueueState `json:"queues,omitempty"`
+	Dir        string               `json:"dir"` // below the run's folder
+}
+
+// FaultResult is one fault of a scenario.
+type FaultResult struct {
+	Name    string               `json:"name"`
+	Outcome history.FaultOutcome `json:"outcome"`
+	Witness string               `json:"witness"`
+	Count   int                  `json:"count"`
+}
+
+// Counts of mails, by what became of them.
+type Counts struct {
+	Confirmed  int `json:"confirmed"`
+	Delivered  int `json:"delivered"`
+	Duplicates int `json:"duplicates"` // copies beyond the first
+	Lost       int `json:"lost"`
+	Unknown    int `json:"unknown"`
+	Dead       int `json:"dead"`
+	Cancelled  int `json:"cancelled"`
+}
+
+// Latency from the intended time of the confirmation to the first stored copy,
+// in milliseconds. An undelivered mail counts as +Inf, written as -1.
+type Latency struct {
+	N   int     `json:"n"`
+	P50 float64 `json:"p50"`
+	P95 float64 `json:"p95"`
+	P99 float64 `json:"p99"`
+	Max float64 `json:"max"`
+}
+
+// Measurement is a figure that the scenario took beside its verdict.
+type Measurement struct {
+	Name  string  `json:"name"`
+	Value float64 `json:"value"`
+	Unit  string  `json:"unit"`
+	Note  string  `json:"note,omitempty"`
+}
+
+// Checked is one invariant and how much it looked at.
+type Checked struct {
+	Name     string `json:"name"`
+	Looked   int    `json:"looked"`
+	Findings int    `json:"findings"`
+}
