@@ -1,0 +1,57 @@
+# mailproof: the two commands are "make chaos" and "make test".
+#
+# Both first look at what this machine has. What is missing they name, with the
+# size, and ask before they install it; YES=1 or CI=true answer yes.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+GO    ?= go
+BIN   := bin
+# The race detector needs a C compiler; a machine with only Go runs without it,
+# and the first line of "make test" says so.
+RACE  := $(shell command -v $${CC:-gcc} >/dev/null 2>&1 && echo -race)
+PKGS  ?= ./...
+# Packages that start brokers share the machine's cores: two at a time.
+TESTFLAGS ?= -p 2 -timeout 20m
+
+CHAOS_ARGS := $(foreach s,$(SCENARIO),--scenario $(s)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+.PHONY: help deps build test lint fmt chaos mutants clean
+
+help: ## show this text
+	@echo "mailproof: proves from evidence that no mail is lost and none is delivered twice"
+	@echo
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make chaos SCENARIO=t6.7 SEED=42      one scenario, the same run again"
+	@echo "  make chaos ARGS=--list                what there is"
+	@echo "  YES=1 make chaos                      install what is missing without asking"
+
+deps: ## look for Postgres, RabbitMQ, Java and Kafka's jars; offer to install what is missing
+	$(GO) run ./cmd/mailproof setup
+
+build: ## build the binaries into bin/
+	$(GO) build -o $(BIN)/ ./cmd/... ./system/cmd/...
+
+chaos: build ## run the failure scenarios; the report is runs/latest/index.html
+	@$(BIN)/mailproof setup
+	@$(BIN)/mailproof chaos $(CHAOS_ARGS)
+
+test: build ## run unit and integration tests on the real parts
+	@$(BIN)/mailproof setup
+	@$(if $(RACE),,echo "no C compiler here: the tests run without the race detector";) true
+	$(GO) tool gotestsum --format pkgname -- $(RACE) $(TESTFLAGS) $(PKGS)
+
+lint: ## gofumpt, go vet, staticcheck, and what the repository must not hold
+	@GO="$(GO)" bash scripts/lint.sh
+
+fmt: ## format the code
+	$(GO) tool gofumpt -l -w $$(git ls-files '*.go')
+
+mutants: build ## plant each known defect and see the scenario that must catch it turn red
+	@$(BIN)/mailproof setup
+	@$(BIN)/mailproof mutants $(ARGS)
+
+clean: ## remove what the commands above made here (runs/ and bin/)
+	rm -rf $(BIN) runs
