@@ -1,0 +1,377 @@
+// Package config is everything that notifyd can be told, from the environment
+// alone (M6-08, M6-14): each variable with its default and meaning in one
+// struct, from which [Load] reads it and [Describe] prints it.
+//
+// It guarantees that a wrong environment is told at once and whole: [Load]
+// names every variable that is missing or wrong in one error, and refuses
+// combinations that would break a promise of the system (a lease that a send
+// outlives, a staleness bound beyond the retention of dedupe rows).
+//
+// It must not import any part that is configured, only their vocabulary.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/mail"
+	"net/url"
+	"os"
+	"reflect"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/caarlos0/env/v11"
+
+	"mailproof/system/contract"
+	"mailproof/system/delivery"
+)
+
+// Prefix starts the name of each variable.
+const Prefix = "NOTIFYD_"
+
+// Config of one notifyd process. Durations are written as Go writes them: 200ms,
+// 10s, 1m.
+type Config struct {
+	DatabaseURL string `env:"DATABASE_URL,required,notEmpty" secret:"url" doc:"Postgres with the notifications table"`
+	Pool        int32  `env:"POOL" envDefault:"24" doc:"database connections at most"`
+	// StatementTimeout bounds every statement, on both sides of the wire.
+	StatementTimeout time.Duration `env:"STATEMENT_TIMEOUT" envDefault:"10s" doc:"limit of one database statement; a database that answers later counts as away"`
+
+	AMQPURLs       []string      `env:"AMQP_URLS,required,notEmpty" secret:"url" doc:"RabbitMQ nodes, separated by commas"`
+	ConfirmTimeout time.Duration `env:"CONFIRM_TIMEOUT" envDefault:"30s" doc:"wait for one publisher confirm; well above its p99 (TRAP-2-10)"`
+	DeliveryLimit  int           `env:"DELIVERY_LIMIT" envDefault:"200" doc:"x-delivery-limit of the main queues: a net below poison, not the retry counter (M6-15)"`
+
+	KafkaBrokers        []string      `env:"KAFKA_BROKERS,required,notEmpty" doc:"seed brokers, separated by commas"`
+	KafkaTopic          string        `env:"KAFKA_TOPIC" envDefault:"booking.events" doc:"topic of the booking service's events"`
+	KafkaGroup          string        `env:"KAFKA_GROUP" envDefault:"notify" doc:"consumer group of the bridge"`
+	KafkaSessionTimeout time.Duration `env:"KAFKA_SESSION_TIMEOUT" envDefault:"45s" doc:"a member that is silent for longer loses its partitions"`
+
+	Instance string `env:"INSTANCE" envDefault:"1" doc:"name of this process: static member of the Kafka group, EHLO name, logs; unique per process and the same after a restart"`
+
+	SMTPAddr     string `env:"SMTP_ADDR,required,notEmpty" doc:"host:port of the mail server"`
+	SMTPUser     string `env:"SMTP_USER" doc:"user for AUTH; empty means none"`
+	SMTPPassword string `env:"SMTP_PASSWORD" secret:"all" doc:"password for AUTH"`
+	SMTPStartTLS bool   `env:"SMTP_STARTTLS" envDefault:"false" doc:"upgrade the connection before AUTH, and refuse a server that cannot"`
+	MailFrom     string `env:"MAIL_FROM" envDefault:"tickets@example.test" doc:"sender address; its domain is the one of the Message-IDs"`
+
+	RetryDelays []time.Duration `env:"RETRY_DELAYS" envDefault:"10s,1m,5m" doc:"wait after the first, second, … failed try; each is a delay tier of its own (M6-04)"`
+	MaxAttempts int             `env:"MAX_ATTEMPTS" envDefault:"0" doc:"tries before a mail is DEAD; 0 means one more than there are delays"`
+
+	TicketConsumers    int             `env:"TICKET_CONSUMERS" envDefault:"8" doc:"ticket mails at work side by side (M6-03)"`
+	TicketPrefetch     int             `env:"TICKET_PREFETCH" envDefault:"10" doc:"deliveries ahead per ticket consumer"`
+	MarketingConsumers int             `env:"MARKETING_CONSUMERS" envDefault:"2" doc:"marketing mails at work side by side; 0 switches the lane off in this process"`
+	MarketingPrefetch  int             `env:"MARKETING_PREFETCH" envDefault:"50" doc:"deliveries ahead per marketing consumer"`
+	MarketingRate      float64         `env:"MARKETING_RATE" envDefault:"0" doc:"marketing mails per second from this process (token bucket, M6-17); 0 means no limit"`
+	TicketPolicy       delivery.Policy `env:"TICKET_POLICY" envDefault:"resend" doc:"when the outcome of a try is not known: resend, hold or same-key (OB-07); a rare double ticket is better than none"`
+	MarketingPolicy    delivery.Policy `env:"MARKETING_POLICY" envDefault:"hold" doc:"the same for marketing; an advertisement nobody misses must not come twice"`
+
+	SendDeadline time.Duration `env:"SEND_DEADLINE" envDefault:"30s" doc:"hard limit of one try, connection included (OB-02)"`
+	Lease        time.Duration `env:"LEASE" envDefault:"45s" doc:"how long a claim holds a row"`
+	LeaseMargin  time.Duration `env:"LEASE_MARGIN" envDefault:"5s" doc:"send deadline + margin must be below the lease: room for claim, rendering and settling"`
+	DrainTimeout time.Duration `env:"DRAIN_TIMEOUT" envDefault:"0s" doc:"after SIGTERM, time for mails at work; 0 means the send deadline + 5s"`
+
+	Sweeper         string        `env:"SWEEPER" envDefault:"on" doc:"on or off; off only for tests that look for a defect beneath the net"`
+	SweeperInterval time.Duration `env:"SWEEPER_INTERVAL" envDefault:"1m" doc:"time between two rounds"`
+	SweeperGrace    time.Duration `env:"SWEEPER_GRACE" envDefault:"5m" doc:"how long a row may be due without a worker before its doorbell counts as lost"`
+	SweeperBatch    int           `env:"SWEEPER_BATCH" envDefault:"500" doc:"rows per round and cause at most"`
+
+	StaleAfter time.Duration `env:"STALE_AFTER" envDefault:"24h" doc:"an older event that asks for a mail leaves an EXPIRED row and an alert (A2-13); cancels are never stale"`
+	Retention  time.Duration `env:"RETENTION" envDefault:"192h" doc:"how long dedupe rows and tombstones are kept; above the retention of the topic"`
+
+	HTTPAddr     string     `env:"HTTP_ADDR" envDefault:"127.0.0.1:0" doc:"health, metrics and admin"`
+	AlertWebhook string     `env:"ALERT_WEBHOOK" secret:"url" doc:"each alert is posted there as JSON; empty means log and table only"`
+	LogLevel     slog.Level `env:"LOG_LEVEL" envDefault:"INFO" doc:"DEBUG, INFO, WARN or ERROR"`
+}
+
+// Load reads the environment. The error names every variable that is missing,
+// wrong, or at odds with another.
+func Load() (Config, error) { return load(nil) }
+
+// LoadFrom reads from a map instead of the process environment.
+func LoadFrom(vars map[string]string) (Config, error) {
+	if vars == nil {
+		vars = map[string]string{}
+	}
+	return load(vars)
+}
+
+func load(vars map[string]string) (Config, error) {
+	var c Config
+	err := env.ParseWithOptions(&c, env.Options{Prefix: Prefix, Environment: vars})
+	problems := readProblems(err)
+	if len(problems) == 0 {
+		c = c.withDefaults()
+		problems = c.problems()
+	}
+	if len(problems) > 0 {
+		return c, fmt.Errorf("configuration: %w", errors.Join(problems...))
+	}
+	return c, nil
+}
+
+// readProblems turns the parser's errors, which name struct fields, into errors
+// that name variables.
+func readProblems(err error) []error {
+	if err == nil {
+		return nil
+	}
+	var all env.AggregateError
+	if !errors.As(err, &all) {
+		return []error{err}
+	}
+	out := make([]error, 0, len(all.Errors))
+	for _, e := range all.Errors {
+		var parse env.ParseError
+		var unset env.VarIsNotSetError
+		var empty env.EmptyVarError
+		switch {
+		case errors.As(e, &parse):
+			out = append(out, fmt.Errorf("%s: %w", variable(parse.Name), parse.Err))
+		case errors.As(e, &unset):
+			out = append(out, fmt.Errorf("%s: must be set", unset.Key))
+		case errors.As(e, &empty):
+			out = append(out, fmt.Errorf("%s: must not be empty", empty.Key))
+		default:
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+func (c Config) withDefaults() Config {
+	if c.MaxAttempts == 0 {
+		c.MaxAttempts = len(c.RetryDelays) + 1
+	}
+	if c.DrainTimeout == 0 {
+		c.DrainTimeout = c.SendDeadline + 5*time.Second
+	}
+	return c
+}
+
+// problems checks values and their relations.
+func (c Config) problems() []error {
+	var out []error
+	bad := func(name, format string, args ...any) {
+		out = append(out, fmt.Errorf(Prefix+name+": "+format, args...))
+	}
+	c.checkAddresses(bad)
+	c.checkNumbers(bad)
+	c.checkRetry(bad)
+	c.checkPromises(bad)
+	return out
+}
+
+type report func(name, format string, args ...any)
+
+func (c Config) checkAddresses(bad report) {
+	if _, err := url.Parse(c.DatabaseURL); err != nil {
+		bad("DATABASE_URL", "is not a URL")
+	}
+	for _, u := range c.AMQPURLs {
+		parsed, err := url.Parse(u)
+		if err != nil || (parsed.Scheme != "amqp" && parsed.Scheme != "amqps") {
+			bad("AMQP_URLS", "each must be amqp://… or amqps://…")
+			break
+		}
+	}
+	if _, err := mail.ParseAddress(c.MailFrom); err != nil {
+		bad("MAIL_FROM", "%q is not an address", c.MailFrom)
+	}
+	if c.Instance == "" || strings.ContainsAny(c.Instance, " \t\r\n") {
+		bad("INSTANCE", "%q must be a word: it is part of the EHLO name", c.Instance)
+	}
+	if c.SMTPUser != "" && c.SMTPPassword == "" {
+		bad("SMTP_PASSWORD", "must be set when %sSMTP_USER is", Prefix)
+	}
+}
+
+func (c Config) checkNumbers(bad report) {
+	for name, n := range map[string]int{
+		"POOL": int(c.Pool), "TICKET_CONSUMERS": c.TicketConsumers, "TICKET_PREFETCH": c.TicketPrefetch,
+		"MARKETING_PREFETCH": c.MarketingPrefetch, "DELIVERY_LIMIT": c.DeliveryLimit, "SWEEPER_BATCH": c.SweeperBatch,
+		"MAX_ATTEMPTS": c.MaxAttempts,
+	} {
+		if n < 1 {
+			bad(name, "is %d, must be at least 1", n)
+		}
+	}
+	if c.MarketingConsumers < 0 {
+		bad("MARKETING_CONSUMERS", "is %d, must not be negative", c.MarketingConsumers)
+	}
+	if c.MarketingRate < 0 {
+		bad("MARKETING_RATE", "is %g, must not be negative", c.MarketingRate)
+	}
+	for name, d := range map[string]time.Duration{
+		"STATEMENT_TIMEOUT": c.StatementTimeout, "CONFIRM_TIMEOUT": c.ConfirmTimeout, "KAFKA_SESSION_TIMEOUT": c.KafkaSessionTimeout,
+		"SEND_DEADLINE": c.SendDeadline, "LEASE": c.Lease, "SWEEPER_INTERVAL": c.SweeperInterval, "SWEEPER_GRACE": c.SweeperGrace,
+		"STALE_AFTER": c.StaleAfter, "RETENTION": c.Retention, "DRAIN_TIMEOUT": c.DrainTimeout,
+	} {
+		if d <= 0 {
+			bad(name, "is %s, must be above zero", d)
+		}
+	}
+	if c.LeaseMargin < 0 {
+		bad("LEASE_MARGIN", "is %s, must not be negative", c.LeaseMargin)
+	}
+	if c.Sweeper != "on" && c.Sweeper != "off" {
+		bad("SWEEPER", "is %q, must be on or off", c.Sweeper)
+	}
+}
+
+func (c Config) checkRetry(bad report) {
+	if len(c.RetryDelays) == 0 {
+		bad("RETRY_DELAYS", "needs at least one delay")
+	}
+	seen := map[time.Duration]bool{}
+	for i, d := range c.RetryDelays {
+		switch {
+		case d < time.Millisecond:
+			bad("RETRY_DELAYS", "delay %s is below 1ms, the broker's resolution", d)
+		case seen[d]:
+			bad("RETRY_DELAYS", "delay %s stands there twice, it is one queue", d)
+		case i > 0 && d < c.RetryDelays[i-1]:
+			bad("RETRY_DELAYS", "delay %s is shorter than the one before it", d)
+		}
+		seen[d] = true
+	}
+	for name, p := range map[string]delivery.Policy{"TICKET_POLICY": c.TicketPolicy, "MARKETING_POLICY": c.MarketingPolicy} {
+		switch p {
+		case delivery.Resend, delivery.Hold, delivery.SameKey:
+		default:
+			bad(name, "is %q, must be resend, hold or same-key", p)
+		}
+	}
+}
+
+// checkPromises refuses what would break a guarantee.
+func (c Config) checkPromises(bad report) {
+	if c.SendDeadline+c.LeaseMargin >= c.Lease {
+		// TRAP-1-3: another worker would claim the row while this one sends.
+		bad("LEASE", "is %s, must be above %sSEND_DEADLINE + %sLEASE_MARGIN = %s", c.Lease, Prefix, Prefix, c.SendDeadline+c.LeaseMargin)
+	}
+	if c.StaleAfter >= c.Retention {
+		// TRAP-2-4: an event that is not stale could meet a purged dedupe row
+		// and be sent again.
+		bad("STALE_AFTER", "is %s, must be below %sRETENTION = %s", c.StaleAfter, Prefix, c.Retention)
+	}
+}
+
+// Delivery is the row store's part.
+func (c Config) Delivery() delivery.Config {
+	return delivery.Config{
+		Lease: c.Lease, RetryDelays: c.RetryDelays, MaxAttempts: c.MaxAttempts,
+		Policies: map[contract.MailType]delivery.Policy{
+			contract.TicketConfirmation: c.TicketPolicy,
+			contract.Marketing:          c.MarketingPolicy,
+		},
+	}
+}
+
+// Var is one line of [Describe].
+type Var struct {
+	Name, Default, Value, Doc string
+}
+
+// Vars lists every variable with what c holds, secrets masked.
+func (c Config) Vars() []Var {
+	v := reflect.ValueOf(c)
+	out := make([]Var, 0, v.NumField())
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		out = append(out, Var{
+			Name: variable(f.Name), Default: f.Tag.Get("envDefault"),
+			Value: show(v.Field(i), f.Tag.Get("secret")), Doc: f.Tag.Get("doc"),
+		})
+	}
+	return out
+}
+
+// Describe prints one line per variable: name, value, default, meaning.
+func Describe(c Config) string {
+	var sb strings.Builder
+	w := tabwriter.NewWriter(&sb, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "VARIABLE\tVALUE\tDEFAULT\tMEANING")
+	for _, v := range c.Vars() {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, dash(v.Value), dash(v.Default), v.Doc)
+	}
+	_ = w.Flush() // a strings.Builder takes everything
+	return sb.String()
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func show(v reflect.Value, secret string) string {
+	text := fmt.Sprint(v.Interface())
+	if list, ok := v.Interface().([]string); ok {
+		text = strings.Join(list, ",")
+	}
+	if delays, ok := v.Interface().([]time.Duration); ok {
+		names := make([]string, len(delays))
+		for i, d := range delays {
+			names[i] = contract.DelayName(d)
+		}
+		text = strings.Join(names, ",")
+	}
+	switch {
+	case text == "" || secret == "":
+		return text
+	case secret == "all":
+		return "***"
+	}
+	parts := strings.Split(text, ",")
+	for i, p := range parts {
+		parts[i] = maskURL(p)
+	}
+	return strings.Join(parts, ",")
+}
+
+// maskURL hides a URL's password and query; what is no URL is hidden whole.
+func maskURL(s string) string {
+	u, err := url.Parse(s)
+	if err != nil || u.Host == "" {
+		return "***"
+	}
+	masked := u.Scheme + "://"
+	if u.User != nil {
+		masked += u.User.Username() + ":***@"
+	}
+	masked += u.Host + u.Path
+	if u.RawQuery != "" {
+		masked += "?***"
+	}
+	return masked
+}
+
+// variable is the environment variable of a field.
+func variable(field string) string {
+	f, ok := reflect.TypeFor[Config]().FieldByName(field)
+	if !ok {
+		return field
+	}
+	name, _, _ := strings.Cut(f.Tag.Get("env"), ",")
+	return Prefix + name
+}
+
+// Unknown lists variables of the environment that start with [Prefix] and that
+// nobody reads: most likely a typing error.
+func Unknown() []string {
+	known := map[string]bool{}
+	for _, v := range (Config{}).Vars() {
+		known[v.Name] = true
+	}
+	var out []string
+	for _, kv := range os.Environ() {
+		name, _, _ := strings.Cut(kv, "=")
+		if strings.HasPrefix(name, Prefix) && !known[name] {
+			out = append(out, name)
+		}
+	}
+	return out
+}

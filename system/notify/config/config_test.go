@@ -1,0 +1,99 @@
+package config
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"mailproof/system/delivery"
+)
+
+func good() map[string]string {
+	return map[string]string{
+		"NOTIFYD_DATABASE_URL":  "postgres://app:secret@db.example.test/mail?sslmode=disable",
+		"NOTIFYD_AMQP_URLS":     "amqp://app:secret@a.example.test,amqp://app:secret@b.example.test",
+		"NOTIFYD_KAFKA_BROKERS": "k.example.test:9092",
+		"NOTIFYD_SMTP_ADDR":     "smtp.example.test:25",
+	}
+}
+
+func with(kv ...string) map[string]string {
+	m := good()
+	for i := 0; i < len(kv); i += 2 {
+		m[Prefix+kv[i]] = kv[i+1]
+	}
+	return m
+}
+
+func TestDefaultsAreTheSpecifiedFigures(t *testing.T) {
+	t.Parallel()
+	c, err := LoadFrom(good())
+	require.NoError(t, err)
+	require.Equal(t, []time.Duration{10 * time.Second, time.Minute, 5 * time.Minute}, c.RetryDelays)
+	require.Equal(t, 4, c.MaxAttempts)
+	require.Equal(t, [4]int{8, 10, 2, 50}, [4]int{c.TicketConsumers, c.TicketPrefetch, c.MarketingConsumers, c.MarketingPrefetch})
+	require.Equal(t, delivery.Resend, c.TicketPolicy)
+	require.Equal(t, delivery.Hold, c.MarketingPolicy)
+	require.Equal(t, 24*time.Hour, c.StaleAfter)
+	require.Equal(t, 200, c.DeliveryLimit)
+	require.Len(t, c.AMQPURLs, 2)
+}
+
+func TestEveryProblemIsNamedAtOnce(t *testing.T) {
+	t.Parallel()
+	_, err := LoadFrom(map[string]string{"NOTIFYD_LEASE": "soon", "NOTIFYD_TICKET_CONSUMERS": "many"})
+	require.Error(t, err)
+	for _, name := range []string{"DATABASE_URL", "AMQP_URLS", "KAFKA_BROKERS", "SMTP_ADDR", "LEASE", "TICKET_CONSUMERS"} {
+		require.ErrorContains(t, err, Prefix+name+":")
+	}
+}
+
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		vars map[string]string
+		want string
+	}{
+		"a send outlives its lease (TRAP-1-3)":          {with("SEND_DEADLINE", "40s"), "NOTIFYD_LEASE: is 45s, must be above"},
+		"stale bound beyond the dedupe rows (TRAP-2-4)": {with("RETENTION", "24h"), "NOTIFYD_STALE_AFTER: is 24h0m0s, must be below"},
+		"unknown policy":                                  {with("TICKET_POLICY", "hope"), "NOTIFYD_TICKET_POLICY"},
+		"delays that fall":                                {with("RETRY_DELAYS", "1m,10s"), "NOTIFYD_RETRY_DELAYS: delay 10s is shorter"},
+		"the same delay twice is one queue":               {with("RETRY_DELAYS", "10s,10s"), "stands there twice"},
+		"a delay the broker cannot keep":                  {with("RETRY_DELAYS", "10us"), "below 1ms"},
+		"sweeper neither on nor off":                      {with("SWEEPER", "maybe"), "NOTIFYD_SWEEPER"},
+		"another protocol":                                {with("AMQP_URLS", "http://a"), "NOTIFYD_AMQP_URLS"},
+		"instance that cannot stand in an EHLO":           {with("INSTANCE", "a b"), "NOTIFYD_INSTANCE"},
+		"user without password":                           {with("SMTP_USER", "u"), "NOTIFYD_SMTP_PASSWORD"},
+		"no attempt at all":                               {with("MAX_ATTEMPTS", "-1"), "NOTIFYD_MAX_ATTEMPTS"},
+		"a sender that is no address":                     {with("MAIL_FROM", "nobody"), "NOTIFYD_MAIL_FROM"},
+		"ticket lane without consumers":                   {with("TICKET_CONSUMERS", "0"), "NOTIFYD_TICKET_CONSUMERS"},
+		"zero deadline":                                   {with("SEND_DEADLINE", "0s"), "NOTIFYD_SEND_DEADLINE"},
+		"scenario timing with a margin that does not fit": {with("SEND_DEADLINE", "2s", "LEASE", "4s", "LEASE_MARGIN", "2s"), "NOTIFYD_LEASE"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := LoadFrom(c.vars)
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+}
+
+func TestSecretsAreMasked(t *testing.T) {
+	t.Parallel()
+	c, err := LoadFrom(with("SMTP_USER", "u", "SMTP_PASSWORD", "secret"))
+	require.NoError(t, err)
+	text := Describe(c)
+	require.NotContains(t, text, "secret")
+	require.Contains(t, text, "postgres://app:***@db.example.test/mail?***")
+	require.Contains(t, text, "amqp://app:***@a.example.test,amqp://app:***@b.example.test")
+	require.Contains(t, text, "10s,1m,5m")
+}
+
+func TestEveryVariableIsExplained(t *testing.T) {
+	t.Parallel()
+	for _, v := range (Config{}).Vars() {
+		require.NotEmpty(t, v.Doc, v.Name)
+	}
+}
