@@ -11,6 +11,7 @@ package history
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 )
 
@@ -29,6 +30,7 @@ type Record struct {
 	Change  *Change  `json:"change,omitempty"`
 	Final   *Final   `json:"final,omitempty"`
 	Note    *Note    `json:"note,omitempty"`
+	Refused *Refused `json:"refused,omitempty"`
 }
 
 // Kind names the part of a [Record] that is set.
@@ -45,6 +47,7 @@ const (
 	KindChange  Kind = "change"
 	KindFinal   Kind = "final"
 	KindNote    Kind = "note"
+	KindRefused Kind = "refused"
 )
 
 // Meta is the first record: what the run is judged by.
@@ -62,7 +65,28 @@ type Meta struct {
 	Invariants  []string        `json:"invariants"` // names of the checkers that judge it
 	// Records that the scenario did not make, and may be judged by: name → value.
 	Params map[string]string `json:"params,omitempty"`
+
+	// At is the record's T, the instant of Wall. Filled in by [FromRecords].
+	At int64 `json:"-"`
 }
+
+// Names of Params that the judge understands. All are optional.
+const (
+	// ParamFaults lists the faults that were planned, comma-separated names:
+	// one that has no record makes the run invalid.
+	ParamFaults = "planned_faults"
+	// ParamArrivals is how many operations (distinct name and key) the
+	// schedule holds: fewer made, and the run is invalid.
+	ParamArrivals = "arrivals"
+	// ParamSendDeadline is the sender's own limit on one try, as
+	// time.ParseDuration reads it: a reply written later reached nobody.
+	ParamSendDeadline = "send_deadline"
+	// ParamEvidence lists the kinds of evidence beside the ledger that the
+	// target can show, comma-separated: wal, outbox, topic, queues, alerts. A
+	// checker that a scenario names and that finds its evidence missing makes
+	// the run invalid, unless this list is there and leaves that kind out.
+	ParamEvidence = "evidence"
+)
 
 // Floors are what a run must have reached to count at all.
 type Floors struct {
@@ -73,6 +97,7 @@ type Floors struct {
 // Phase marks the start of one phase of the run.
 type Phase struct {
 	Name string `json:"name"` // start baseline faults heal quiesce judge
+	At   int64  `json:"-"`    // the record's T
 }
 
 // OpOutcome is what the client knows of its own operation.
@@ -88,6 +113,9 @@ const (
 
 // Op is one operation of a client against the system under test.
 type Op struct {
+	// Client is the logical process that made it, "" if the caller does not
+	// say. A client has one operation open at a time.
+	Client    string    `json:"client,omitempty"`
 	Name      string    `json:"name"` // confirm, cancel, reopen
 	Booking   string    `json:"booking"`
 	Key       string    `json:"key"` // dedupe key of the mail it is about
@@ -131,8 +159,9 @@ type Process struct {
 	PID    int    `json:"pid"`
 	Event  string `json:"event"` // started, ready, killed, paused, resumed, exited
 	Detail string `json:"detail,omitempty"`
-	// At is the same instant as T in the process's wall clock.
+	// Wall is the same instant as T on the wall clock.
 	Wall time.Time `json:"wall"`
+	At   int64     `json:"-"` // the record's T
 }
 
 // Attempt is one row of the far side's ledger: one try to hand over one mail
@@ -185,6 +214,9 @@ type Change struct {
 	Order    int64             `json:"order"` // position in commit order, from 1
 	Old      map[string]string `json:"old,omitempty"`
 	New      map[string]string `json:"new,omitempty"`
+
+	// At is CommitAt on the run's time base, by the pair in Meta.
+	At int64 `json:"-"`
 }
 
 // Final is what was left at the end of the run.
@@ -204,6 +236,8 @@ type Final struct {
 	// Usage of the system's processes over the faults phase: CPU seconds and
 	// wall seconds per process name.
 	Usage map[string]Usage `json:"usage,omitempty"`
+
+	At int64 `json:"-"` // the record's T
 }
 
 // Usage is what a process consumed over a stretch of time.
@@ -274,11 +308,23 @@ type TopicRecord struct {
 // Note is a line for people: what the harness saw or decided.
 type Note struct {
 	Text string `json:"text"`
+	At   int64  `json:"-"` // the record's T
 }
 
-// Decode reads one line of history.jsonl.
+// Refused is written in the place of a record that was malformed: evidence was
+// offered and could not be kept, so the history is not whole.
+type Refused struct {
+	Kind   Kind   `json:"kind"`
+	Reason string `json:"reason"`
+	Record string `json:"record"` // what was offered
+}
+
+// Decode reads one line of history.jsonl. A kind that it does not know is no
+// error: a newer harness may have written it.
 func Decode(line []byte) (Record, error) {
 	var r Record
-	err := json.Unmarshal(line, &r)
-	return r, err
+	if err := json.Unmarshal(line, &r); err != nil {
+		return Record{}, fmt.Errorf("history line: %w", err)
+	}
+	return r, nil
 }
