@@ -2,21 +2,29 @@
 // reconnects by itself, and it makes two mistakes impossible that the client
 // library's own recovery allows.
 //
-//   - A delivery carries the generation of its session. An Ack of a delivery
-//     from a session that has ended goes nowhere; it can never hit another
-//     message that got the same tag.
+//   - A delivery belongs to the session that brought it. An Ack of a delivery
+//     from a session that has ended goes nowhere ([ErrStaleSession]); it can
+//     never hit another message that got the same tag.
 //   - A publish whose confirm did not come is unknown ([ErrUnconfirmed]), never
 //     reported as refused: the broker may have stored it.
 //
-// Publishing is confirmed and mandatory. Consuming is with manual acks.
+// Publishing is confirmed, mandatory and persistent (M6-08). Consuming is with
+// manual acks; nothing is requeued because of an error (M6-15, M6-18).
+//
+// A session is: dial one of the URLs → channel → confirm mode or prefetch →
+// Setup → use it until the connection or the channel closes. Each session has
+// channel objects of its own, so a tag of one session means nothing in another.
+// amqp091-go's Recovery is never switched on.
 //
 // Package amqp imports nothing of the system but contract (topology).
 package amqp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 )
 
@@ -29,9 +37,18 @@ var (
 	ErrUnroutable = errors.New("publish returned: no queue is bound for its routing key")
 	// ErrRefused: the broker nacked it (an internal error or a full queue).
 	ErrRefused = errors.New("publish refused by the broker")
+	// ErrNotSent: not a byte of the message was written, because the context
+	// or the publisher ended first, or because its headers cannot be encoded.
+	ErrNotSent = errors.New("publish not sent")
 	// ErrStaleSession: the delivery's session has ended; the broker delivers
 	// the message again.
 	ErrStaleSession = errors.New("the session of this delivery has ended")
+)
+
+// Defaults of [Config].
+const (
+	DefaultHeartbeat      = 5 * time.Second
+	DefaultConfirmTimeout = 30 * time.Second
 )
 
 // Config of a publisher or consumer.
@@ -40,18 +57,31 @@ type Config struct {
 	URLs []string
 	// Name is shown by the broker's tools: process and duty.
 	Name string
-	// Heartbeat, default 5 s: a dead link is seen after about two of them.
+	// Heartbeat, default 5 s, rounded to whole seconds by the protocol: a link
+	// that is silently dead is given up after three of them.
 	Heartbeat time.Duration
 	// ConfirmTimeout bounds the wait for one confirm, default 30 s (TRAP-2-10:
-	// it must lie well above the p99 of confirm latency).
+	// it must lie well above the p99 of confirm latency; a frozen queue leader
+	// alone costs 8 s until the next one is elected).
 	ConfirmTimeout time.Duration
-	// Setup is run on each new session before it is used, with the session's
-	// channel; it declares the topology.
+	// Setup is run on each new session before it is used, with a channel of
+	// the session; it declares the topology. An error closes the session, and
+	// it is tried again after a pause.
 	Setup func(ctx context.Context, ch Declarer) error
 	Log   *slog.Logger
 	// OnState is told of each change: connected, lost (with the cause),
-	// blocked, unblocked, waiting. May be nil.
+	// blocked, unblocked, waiting. Calls come one at a time. May be nil.
 	OnState func(State, error)
+}
+
+func (c Config) withDefaults() Config {
+	c.Heartbeat = cmp.Or(c.Heartbeat, DefaultHeartbeat)
+	c.ConfirmTimeout = cmp.Or(c.ConfirmTimeout, DefaultConfirmTimeout)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	c.Log = c.Log.With("amqp", c.Name)
+	return c
 }
 
 // State of a session, for readiness and metrics.
@@ -66,78 +96,34 @@ const (
 	StateUnblocked State = "unblocked"
 )
 
-// Message is one message to publish.
-type Message struct {
-	Exchange   string
-	RoutingKey string
-	ID         string // message id, used to match returns
-	Headers    map[string]any
-	Body       []byte
+// states reports changes of state to the log and to OnState, one at a time.
+type states struct {
+	cfg Config
+
+	mu   sync.Mutex
+	last State
+	text string
 }
 
-// Delivery is one message handed to a handler.
-type Delivery struct {
-	Body        []byte
-	Headers     map[string]any
-	MessageID   string
-	RoutingKey  string
-	Queue       string
-	Redelivered bool
-	// DeliveryCount is how often the quorum queue had delivered it before.
-	DeliveryCount int64
-
-	ack func() error
+// set reports st unless nothing changed: a broker that stays away with the same
+// error is one change, not one per attempt.
+func (s *states) set(st State, cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text := ""
+	if cause != nil {
+		text = cause.Error()
+	}
+	if s.last == st && s.text == text {
+		return
+	}
+	s.last, s.text = st, text
+	if st == StateConnected || st == StateUnblocked {
+		s.cfg.Log.Info("amqp session", "state", string(st))
+	} else {
+		s.cfg.Log.Warn("amqp session", "state", string(st), "cause", text)
+	}
+	if s.cfg.OnState != nil {
+		s.cfg.OnState(st, cause)
+	}
 }
-
-// Ack settles the delivery. After the session has ended it does nothing and
-// returns [ErrStaleSession].
-func (d *Delivery) Ack() error { return d.ack() }
-
-// Publisher publishes with confirms over one connection that it keeps.
-type Publisher struct{ cfg Config }
-
-// NewPublisher makes a publisher; Run connects it.
-func NewPublisher(cfg Config) *Publisher { return &Publisher{cfg: cfg} }
-
-// Run keeps the publisher connected until ctx ends.
-func (p *Publisher) Run(ctx context.Context) error { return errors.New("not written yet") }
-
-// Publish sends all messages pipelined, mandatory and persistent, and waits for
-// every confirm. The i-th error is nil when message i was confirmed and routed,
-// else one of ErrUnconfirmed, ErrUnroutable, ErrRefused. While no broker can be
-// reached it waits until ctx ends.
-func (p *Publisher) Publish(ctx context.Context, msgs []Message) []error { return nil }
-
-// Handler processes one delivery. It must call Ack once the message is settled.
-// It returns when it is done; while it runs its place in the prefetch window is
-// taken. It is never asked to decide about a requeue: a delivery that was not
-// acked comes again when the session ends.
-type Handler func(ctx context.Context, d *Delivery)
-
-// ConsumerConfig of one queue.
-type ConsumerConfig struct {
-	Config
-	Queue string
-	// Consumers is the number of handlers at work side by side, each with its
-	// own channel; Prefetch is per consumer.
-	Consumers int
-	Prefetch  int
-	Handle    Handler
-}
-
-// Consumer consumes one queue over one connection that it keeps.
-type Consumer struct{ cfg ConsumerConfig }
-
-// NewConsumer makes a consumer; Run connects it.
-func NewConsumer(cfg ConsumerConfig) *Consumer { return &Consumer{cfg: cfg} }
-
-// Run consumes until ctx ends, then stops taking deliveries, waits until the
-// handlers have returned (their ctx is not cancelled before drain has passed),
-// and closes.
-func (c *Consumer) Run(ctx context.Context, drain time.Duration) error {
-	return errors.New("not written yet")
-}
-
-// Connected reports whether every consumer of the queue is consuming now, for
-// readiness.
-func (c *Consumer) Connected() bool { return false }

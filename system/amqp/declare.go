@@ -8,3 +8,5 @@ type Declarer interface {
 	QueueDeclare(name string, durable, autoDelete, exclusive, noWait bool, args amqp091.Table) (amqp091.Queue, error)
 	QueueBind(name, key, exchange string, noWait bool, args amqp091.Table) error
 }
+
+var _ Declarer = (*amqp091.Channel)(nil)
