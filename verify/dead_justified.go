@@ -1,0 +1,90 @@
+package verify
+
+import "mailproof/history"
+
+var deadJustified = rule{
+	name:      "dead-justified",
+	statement: "A mail is given up only after a permanent refusal, or when every attempt it may have was made and refused; the dead-letter queue holds the dead mails and nothing else.",
+	check: func(e *Evidence, r *report) {
+		e.mails(func(m *Mail) {
+			if m.Letters > 0 && m.State() != dead && !e.waiting(m) {
+				r.breach(m.Key, "the dead-letter queue holds %d messages of it, and its state is %q", m.Letters, m.State())
+			}
+			if m.State() == dead {
+				r.looked(1)
+				checkDeath(e, m, r)
+			}
+			checkDeadAlerts(e, m, r)
+		})
+	},
+}
+
+func checkDeath(e *Evidence, m *Mail, r *report) {
+	for _, a := range m.Attempts {
+		if refusedForGood(a) {
+			return
+		}
+	}
+	claims := m.Rows[0].Attempts
+	if limit := e.limit(m); claims < limit {
+		r.breach(m.Key, "DEAD after %d of %d attempts, and the receiver never refused it for good", claims, limit)
+		return
+	}
+	if len(m.Attempts) < claims && e.anyFault(e.lifetime(m)) == "" {
+		r.breach(m.Key, "DEAD with %d attempts claimed, but the receiver saw only %d and no fault kept the others away", claims, len(m.Attempts))
+	}
+}
+
+// lifetime is from the mail's first operation to the end of the run.
+func (e *Evidence) lifetime(m *Mail) (from, to int64) {
+	if len(m.Ops) > 0 {
+		return m.Ops[0].Call, e.End
+	}
+	return e.Start, e.End
+}
+
+// checkDeadAlerts finds alerts of a mail that never was dead, and a second
+// alert of the same death that no fault explains.
+func checkDeadAlerts(e *Evidence, m *Mail, r *report) {
+	alerts := 0
+	for _, a := range m.Alerts {
+		if a.Kind == alertDead {
+			alerts++
+		}
+	}
+	if alerts == 0 {
+		return
+	}
+	r.looked(alerts)
+	deaths := m.deaths()
+	if deaths == 0 {
+		r.breach(m.Key, "%d alerts say that it is dead, and it never was", alerts)
+		return
+	}
+	if alerts > deaths && e.anyFault(e.lifetime(m)) == "" {
+		r.breach(m.Key, "%d alerts for %d deaths, and no fault explains a repeat", alerts, deaths)
+	}
+}
+
+// deaths counts how often the mail became DEAD; without a log, whether it is.
+func (m *Mail) deaths() int {
+	n := 0
+	for i := range m.Moves {
+		if m.Moves[i].To == stDead && m.Moves[i].From != stDead {
+			n++
+		}
+	}
+	if n == 0 && (m.State() == dead || m.wasReplayed()) {
+		n = 1
+	}
+	return n
+}
+
+func (m *Mail) wasReplayed() bool {
+	for _, o := range m.Ops {
+		if o.Name == "replay" && o.Outcome != history.OpFail {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,301 @@
+package verify
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"mailproof/history"
+)
+
+// Evidence is a history with everything about one mail in one place. It is
+// built once, in one pass, and only read by the checkers.
+type Evidence struct {
+	*history.History
+	Columns Columns
+	// Mails by dedupe key, in the order of Keys (sorted).
+	Mails map[string]*Mail
+	Keys  []string
+
+	lives        map[string]*life  // process → its kills and pauses
+	clients      map[string]string // client name of an attempt → process
+	processNames []string          // longest first
+	sendDeadline time.Duration     // 0: not known
+}
+
+// Mail is what is known of one dedupe key.
+type Mail struct {
+	Key      string
+	Ops      []*history.Op
+	Attempts []*history.Attempt // by first byte
+	Moves    []Move             // of its rows, in commit order
+	Rows     []*history.MailState
+	Outbox   []*history.OutboxLeft
+	Topic    []*history.TopicRecord
+	Letters  int // in the dead-letter queue
+	Alerts   []*history.Alert
+}
+
+// Move is one committed change of a mail's row.
+type Move struct {
+	*history.Change
+	ID       string
+	From, To string // status before and after; "" where there was no row
+	Before   map[string]string
+	claim    bool // To is SENDING under a new token
+}
+
+// NewEvidence arranges a history. Columns name the system's tables.
+func NewEvidence(h *history.History, columns Columns) *Evidence {
+	e := &Evidence{History: h, Columns: columns, Mails: make(map[string]*Mail, len(h.Ops)), clients: map[string]string{}}
+	for i := range h.Ops {
+		m := e.mail(h.Ops[i].Key)
+		m.Ops = append(m.Ops, &h.Ops[i])
+	}
+	for i := range h.Attempts {
+		m := e.mail(h.Attempts[i].Key)
+		m.Attempts = append(m.Attempts, &h.Attempts[i])
+	}
+	e.addMoves()
+	e.addFinal()
+	for key := range e.Mails {
+		e.Keys = append(e.Keys, key)
+	}
+	slices.Sort(e.Keys)
+	e.addProcesses()
+	if h.Meta != nil {
+		// A malformed value is reported by well-formed-history.
+		e.sendDeadline, _ = time.ParseDuration(h.Meta.Params[history.ParamSendDeadline])
+	}
+	return e
+}
+
+func (e *Evidence) mail(key string) *Mail {
+	m := e.Mails[key]
+	if m == nil {
+		m = &Mail{Key: key}
+		e.Mails[key] = m
+	}
+	return m
+}
+
+func (e *Evidence) addMoves() {
+	c := e.Columns.Mails
+	last := map[string]map[string]string{} // row → its columns after the latest change
+	for i := range e.Changes {
+		ch := &e.Changes[i]
+		if ch.Table != c.Table {
+			continue
+		}
+		row := ch.New
+		if row == nil {
+			row = ch.Old
+		}
+		id := ch.Database + "/" + row[c.ID]
+		before := last[id]
+		if ch.Op == "UPDATE" && before == nil {
+			before = ch.Old // the row is older than the log
+		}
+		move := Move{Change: ch, ID: id, Before: before, From: before[c.Status], To: ch.New[c.Status]}
+		move.claim = move.To == stSending && (move.From != stSending || before[c.Token] != ch.New[c.Token])
+		key := row[c.Key]
+		if key == "" {
+			key = before[c.Key]
+		}
+		m := e.mail(key)
+		m.Moves = append(m.Moves, move)
+		if ch.Op == "DELETE" {
+			delete(last, id)
+			continue
+		}
+		last[id] = ch.New
+	}
+}
+
+func (e *Evidence) addFinal() {
+	f := e.Final
+	if f == nil {
+		return
+	}
+	for i := range f.Rows {
+		m := e.mail(f.Rows[i].Key)
+		m.Rows = append(m.Rows, &f.Rows[i])
+	}
+	for i := range f.Outbox {
+		m := e.mail(f.Outbox[i].Key)
+		m.Outbox = append(m.Outbox, &f.Outbox[i])
+	}
+	for i := range f.Topic {
+		m := e.mail(f.Topic[i].Key)
+		m.Topic = append(m.Topic, &f.Topic[i])
+	}
+	for i := range f.DLQ {
+		e.mail(f.DLQ[i].Key).Letters++
+	}
+	for i := range f.Alerts {
+		m := e.mail(f.Alerts[i].Key)
+		m.Alerts = append(m.Alerts, &f.Alerts[i])
+	}
+}
+
+// Words of a mail's state in history.MailState, and as a row's status in the
+// log of mailproof's own system.
+const (
+	pending   = "pending"
+	sending   = "sending"
+	sent      = "sent"
+	failed    = "failed"
+	unknown   = "unknown"
+	dead      = "dead"
+	cancelled = "cancelled"
+	expired   = "expired"
+
+	stPending   = "PENDING"
+	stSending   = "SENDING"
+	stSent      = "SENT"
+	stFailed    = "FAILED"
+	stUnknown   = "UNKNOWN"
+	stDead      = "DEAD"
+	stCancelled = "CANCELLED"
+	stExpired   = "EXPIRED"
+)
+
+// State is the mail's final state, "" without a row. With several rows
+// (one-row-per-key reports that) it is the first one's.
+func (m *Mail) State() string {
+	if len(m.Rows) == 0 {
+		return ""
+	}
+	return m.Rows[0].State
+}
+
+// asks says whether an operation asks for a mail; a cancel does not.
+func asks(o *history.Op) bool { return o.Name != "cancel" && o.Name != "replay" }
+
+// Asked is the best known outcome of the operations that asked for this mail,
+// "" if none did. One acknowledged request is enough; an unknown one outweighs
+// a failed one, since it may have happened.
+func (m *Mail) Asked() history.OpOutcome {
+	var best history.OpOutcome
+	for _, o := range m.Ops {
+		if !asks(o) {
+			continue
+		}
+		switch {
+		case o.Outcome == history.OpOK:
+			return history.OpOK
+		case o.Outcome == history.OpUnknown, best == "":
+			best = o.Outcome
+		}
+	}
+	return best
+}
+
+// Confirmed reports an acknowledged request for this mail.
+func (m *Mail) Confirmed() bool { return m.Asked() == history.OpOK }
+
+// MayBeCancelled reports a cancel that happened or may have.
+func (m *Mail) MayBeCancelled() bool {
+	return slices.ContainsFunc(m.Ops, func(o *history.Op) bool { return o.Name == "cancel" && o.Outcome != history.OpFail })
+}
+
+// request is the operation that the mail is due to: the first acknowledged
+// one, else the first.
+func (m *Mail) request() *history.Op {
+	var first *history.Op
+	for _, o := range m.Ops {
+		if !asks(o) {
+			continue
+		}
+		if o.Outcome == history.OpOK {
+			return o
+		}
+		if first == nil {
+			first = o
+		}
+	}
+	return first
+}
+
+// Copies are the attempts that left a copy with the customer, by the time of
+// the dot. Those that the server kept in breach of its protocol are not
+// counted: see provider-breach.
+func (m *Mail) Copies() []*history.Attempt {
+	var copies []*history.Attempt
+	for _, a := range m.Attempts {
+		if a.Stored && !a.Breach {
+			copies = append(copies, a)
+		}
+	}
+	slices.SortStableFunc(copies, byDot)
+	return copies
+}
+
+func byDot(a, b *history.Attempt) int { return cmp.Compare(a.DotAt, b.DotAt) }
+
+// Delivered reports that at least one copy is there, whoever is to blame for
+// how it came.
+func (m *Mail) Delivered() bool {
+	return slices.ContainsFunc(m.Attempts, func(a *history.Attempt) bool { return a.Stored })
+}
+
+// discarded reports an attempt that was accepted and thrown away, in breach of
+// RFC 5321 section 4.2.5.
+func (m *Mail) discarded() bool {
+	return slices.ContainsFunc(m.Attempts, func(a *history.Attempt) bool { return a.Breach && !a.Stored && accepted(a) })
+}
+
+// Alerted reports an alert of one of these kinds.
+func (m *Mail) Alerted(kinds ...string) bool {
+	return slices.ContainsFunc(m.Alerts, func(a *history.Alert) bool { return slices.Contains(kinds, a.Kind) })
+}
+
+// accepted reports that the whole of a positive final reply was written.
+func accepted(a *history.Attempt) bool { return a.ReplyWritten && strings.HasPrefix(a.Reply, "2") }
+
+// refused reports that the whole of a negative final reply was written.
+func refused(a *history.Attempt) bool { return a.ReplyWritten && !strings.HasPrefix(a.Reply, "2") }
+
+// refusedForGood reports a refusal that no later try can change: SMTP 5xx; of
+// an HTTP API a 4xx other than those about time, rate, concurrency and rights.
+func refusedForGood(a *history.Attempt) bool {
+	if !refused(a) {
+		return false
+	}
+	if a.Transport == "smtp" {
+		return strings.HasPrefix(a.Reply, "5")
+	}
+	if !strings.HasPrefix(a.Reply, "4") {
+		return false
+	}
+	for _, code := range []string{"401", "403", "408", "409", "425", "429"} {
+		if strings.HasPrefix(a.Reply, code) {
+			return false
+		}
+	}
+	return true
+}
+
+// ms is a monotonic time in milliseconds since the start of the history, for
+// people.
+func (e *Evidence) ms(t int64) string { return fmt.Sprintf("%+.1f ms", float64(t-e.Start)/1e6) }
+
+// hasWAL reports that changes of the mails' table were recorded.
+func (e *Evidence) hasWAL() bool {
+	return slices.ContainsFunc(e.Changes, func(c history.Change) bool { return c.Table == e.Columns.Mails.Table })
+}
+
+// waiting reports that the mail had not come to rest when the run ended;
+// checker quiesced judges that.
+func (e *Evidence) waiting(m *Mail) bool {
+	if e.Final != nil && e.Final.Pending[m.Key] != "" {
+		return true
+	}
+	switch m.State() {
+	case pending, sending, failed:
+		return true
+	}
+	return false
+}

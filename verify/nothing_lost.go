@@ -1,0 +1,83 @@
+package verify
+
+import "mailproof/history"
+
+var nothingLost = rule{
+	name:      "nothing-lost",
+	statement: "Every confirmed mail is delivered, or cancelled on request, or visible: DEAD with its dead letter and alert; UNKNOWN, EXPIRED, a dead outbox row or a parked event, each with an alert.",
+	check: func(e *Evidence, r *report) {
+		e.mails(func(m *Mail) {
+			switch m.Asked() {
+			case history.OpOK:
+				r.looked(1)
+			case history.OpUnknown:
+				// It happened or it did not: a row, where there is one, obeys.
+				if len(m.Rows) == 0 && len(m.Outbox) == 0 {
+					return
+				}
+				r.looked(1)
+			default:
+				return
+			}
+			if lost, why := e.lost(m); lost {
+				r.breach(m.Key, "confirmed and not delivered: %s", why)
+			}
+		})
+	},
+}
+
+// Kinds of alert by which a mail that is not delivered becomes visible.
+const (
+	alertDead       = "dead"
+	alertUnknown    = "unknown"
+	alertParked     = "parked"
+	alertStale      = "stale"
+	alertExpired    = "expired"
+	alertDeadOutbox = "dead_outbox"
+)
+
+// lost reports a mail that is owed and neither delivered nor visible, with
+// what is missing.
+func (e *Evidence) lost(m *Mail) (bool, string) {
+	asked := m.Asked()
+	if asked != history.OpOK && (asked != history.OpUnknown || len(m.Rows)+len(m.Outbox) == 0) {
+		return false, ""
+	}
+	if m.Delivered() || e.waiting(m) || m.discarded() {
+		return false, "" // quiesced judges what still waits, provider-breach what was thrown away
+	}
+	switch m.State() {
+	case dead:
+		if m.Letters == 0 {
+			return true, "it is DEAD, and the dead-letter queue holds no message of it"
+		}
+		return !m.Alerted(alertDead), "it is DEAD, and no alert was raised"
+	case unknown:
+		return !m.Alerted(alertUnknown), "it is UNKNOWN, and no alert was raised"
+	case expired:
+		return !m.Alerted(alertExpired, alertStale), "it is EXPIRED, and no alert was raised"
+	case cancelled:
+		return !m.MayBeCancelled(), "it is CANCELLED, and nobody cancelled it"
+	case sent:
+		return true, "it is SENT, and the ledger holds no copy"
+	case "":
+		return e.lostWithoutRow(m)
+	default:
+		return true, "its state is " + m.State()
+	}
+}
+
+func (e *Evidence) lostWithoutRow(m *Mail) (bool, string) {
+	if m.Alerted(alertParked) || m.MayBeCancelled() {
+		return false, ""
+	}
+	for _, o := range m.Outbox {
+		if o.Dead {
+			return !m.Alerted(alertDeadOutbox), "its outbox row is dead, and no alert was raised"
+		}
+	}
+	if len(m.Outbox) == 0 {
+		return true, "no row of it exists anywhere"
+	}
+	return true, "its event left the outbox, and the mail service holds no row of it"
+}

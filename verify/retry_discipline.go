@@ -1,0 +1,122 @@
+package verify
+
+import (
+	"slices"
+	"time"
+
+	"mailproof/history"
+)
+
+// retrySlack absorbs that the server stamps the end of an attempt after it has
+// written the reply: on a busy machine the client may act on the reply first.
+const retrySlack = 50 * time.Millisecond
+
+var retryDiscipline = rule{
+	name:      "retry-discipline",
+	statement: "A refused mail waits for its delay before the next try, is never tried after a permanent refusal, and is tried no more often than configured.",
+	check: func(e *Evidence, r *report) {
+		e.mails(func(m *Mail) {
+			checkGaps(e, m, r)
+			checkDueTimes(e, m, r)
+			if limit := e.limit(m); limit > 0 && len(m.Attempts) > limit+e.freeTries(m) && !m.wasReplayed() {
+				r.breach(m.Key, "%d attempts were made, %d are allowed", len(m.Attempts), limit)
+			}
+		})
+	},
+}
+
+// freeTries are attempts that cost none: a throttle (HTTP 429, SMTP 421)
+// refuses the sender, not the mail.
+func (e *Evidence) freeTries(m *Mail) int {
+	n := 0
+	for _, a := range m.Attempts {
+		if throttled(a) {
+			n++
+		}
+	}
+	return n
+}
+
+func throttled(a *history.Attempt) bool {
+	if a.Transport == "smtp" {
+		return refused(a) && len(a.Reply) >= 3 && a.Reply[:3] == "421"
+	}
+	return refused(a) && len(a.Reply) >= 3 && a.Reply[:3] == "429"
+}
+
+// checkGaps judges on the far side's ledger.
+func checkGaps(e *Evidence, m *Mail, r *report) {
+	number := 0 // of the attempt, counted as the system counts it, or fewer
+	for i, a := range m.Attempts {
+		r.looked(1)
+		if throttled(a) {
+			continue
+		}
+		number++
+		if i+1 == len(m.Attempts) {
+			return
+		}
+		next := m.Attempts[i+1]
+		if replayed(m, a.From, next.From) {
+			continue
+		}
+		if refusedForGood(a) && !a.Breach {
+			r.breach(m.Key, "attempt %d was made after attempt %d had been refused for good: %s", next.ID, a.ID, a.Reply)
+			continue
+		}
+		checkGap(e, m, a, next, number, r)
+	}
+}
+
+func checkGap(e *Evidence, m *Mail, a, next *history.Attempt, number int, r *report) {
+	// An attempt that was cut short by a fault comes again when its lease is
+	// over; single-flight judges that.
+	if accepted(a) || e.struckBeforeSettled(a, next.From) != "" {
+		return
+	}
+	// Without a whole reply the client may have given up any time after the
+	// dot, or after the first byte.
+	over := max(a.From, a.DotAt)
+	if a.ReplyWritten {
+		over = a.To
+	}
+	want := leastDelay(e.Meta.RetryDelays, number)
+	if got := time.Duration(next.From - over); got < want-retrySlack {
+		r.breach(m.Key, "attempt %d began %s after attempt %d was over, the delay is %s", next.ID, got.Round(time.Millisecond), a.ID, want)
+	}
+}
+
+// leastDelay is the shortest delay that may follow the number-th attempt or a
+// later one: an attempt that never reached the receiver is missing from the
+// ledger, so the true number may be higher.
+func leastDelay(delays []time.Duration, number int) time.Duration {
+	if len(delays) == 0 {
+		return 0
+	}
+	return slices.Min(delays[min(number, len(delays))-1:])
+}
+
+// checkDueTimes judges on the log: no claim commits before the row was due.
+// Both times are the database's.
+func checkDueTimes(e *Evidence, m *Mail, r *report) {
+	c := e.Columns.Mails
+	for i := range m.Moves {
+		mv := &m.Moves[i]
+		if !mv.claim || mv.From == stSending {
+			continue
+		}
+		due, ok := mv.Before[c.NextAttemptAt]
+		if !ok {
+			continue
+		}
+		r.looked(1)
+		at, err := parsePGTime(due)
+		if err != nil {
+			r.find(HarnessError, m.Key, "column %s: %v", c.NextAttemptAt, err)
+			continue
+		}
+		if mv.CommitAt.Before(at) {
+			r.breach(m.Key, "claimed %s before it was due (commit %d)", at.Sub(mv.CommitAt).Round(time.Millisecond), mv.Order)
+		}
+	}
+}

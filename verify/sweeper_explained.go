@@ -1,0 +1,52 @@
+package verify
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"mailproof/history"
+)
+
+var sweeperExplained = rule{
+	name:      "sweeper-explained",
+	statement: "The sweeper is a net and no working part: each rescue is explained by a fault of a process, the database or a broker; without one there is none.",
+	check: func(e *Evidence, r *report) {
+		if e.Final.Counters == nil {
+			r.skip("no counters were recorded")
+			return
+		}
+		cause := e.brokenPart()
+		for _, name := range slices.Sorted(maps.Keys(e.Final.Counters)) {
+			if !strings.Contains(name, "rescue") {
+				continue
+			}
+			r.looked(1)
+			if n := e.Final.Counters[name]; n > 0 && cause == "" {
+				r.breach("", "%s counts %.0f, and no process, database or broker was struck", name, n)
+			}
+		}
+	},
+}
+
+// brokenPart names one part that was struck beside the mail server: a mail
+// server that misbehaves never takes a doorbell or a lease away.
+func (e *Evidence) brokenPart() string {
+	for name, l := range e.lives {
+		if len(l.deaths)+len(l.pauses) > 0 {
+			return name
+		}
+	}
+	for i := range e.Faults {
+		f := &e.Faults[i]
+		if f.Outcome == history.Installed && !strikesMailServer(f) {
+			return f.Target
+		}
+	}
+	return ""
+}
+
+func strikesMailServer(f *history.Fault) bool {
+	target := strings.ToLower(f.Target)
+	return strings.Contains(target, "smtp") || strings.Contains(target, "resend") || strings.Contains(target, "mail server")
+}

@@ -1,0 +1,72 @@
+package verify
+
+import "mailproof/history"
+
+var unknownJustified = rule{
+	name:      "unknown-justified",
+	statement: "UNKNOWN is the truth and no hiding place: an attempt of the mail was unsettled, and the policy does not allow another try.",
+	check: func(e *Evidence, r *report) {
+		e.mails(func(m *Mail) {
+			if m.State() != unknown {
+				return
+			}
+			r.looked(1)
+			if !e.hasUnsettledAttempt(m) {
+				r.breach(m.Key, "UNKNOWN, and every attempt was answered, and nothing kept the system from writing that down")
+				return
+			}
+			if e.Meta.Policy != "hold" && !e.usedUp(m) && !m.MayBeCancelled() {
+				r.breach(m.Key, "UNKNOWN after %d of %d attempts: policy %s tries again", m.Rows[0].Attempts, e.limit(m), e.Meta.Policy)
+			}
+		})
+	},
+}
+
+// hasUnsettledAttempt looks for one in the ledger, or, since a worker that died
+// before it reached the server leaves none there, for a claim that a fault cut
+// short.
+func (e *Evidence) hasUnsettledAttempt(m *Mail) bool {
+	for _, a := range m.Attempts {
+		if e.unsettled(m, a, e.End) != "" {
+			return true
+		}
+	}
+	lease := e.Meta.Lease.Nanoseconds()
+	for i := range m.Moves {
+		if mv := &m.Moves[i]; mv.claim && e.anyFault(mv.At-sameInstant, mv.At+lease) != "" {
+			return true
+		}
+	}
+	return len(m.Moves) == 0 && len(m.Attempts) < m.Rows[0].Attempts && e.anyFault(e.Start, e.End) != ""
+}
+
+// limit is how many attempts the mail may have: the configured number, or what
+// its row says after a replay.
+func (e *Evidence) limit(m *Mail) int {
+	limit := e.Meta.MaxAttempts
+	for i := range m.Moves {
+		if n, ok := number(m.Moves[i].New, e.Columns.Mails.Limit); ok {
+			limit = int(n)
+		}
+	}
+	return limit
+}
+
+func (e *Evidence) usedUp(m *Mail) bool {
+	return m.Rows[0].Attempts >= e.limit(m)
+}
+
+func replayed(m *Mail, from, to int64) bool {
+	for i := range m.Moves {
+		mv := &m.Moves[i]
+		if mv.To == stPending && (mv.From == stDead || mv.From == stUnknown) && mv.At >= from && mv.At <= to {
+			return true
+		}
+	}
+	for _, o := range m.Ops {
+		if o.Name == "replay" && o.Outcome != history.OpFail && o.Call <= to && o.Return >= from {
+			return true
+		}
+	}
+	return false
+}
