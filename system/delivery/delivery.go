@@ -521,8 +521,12 @@ func (s *Store) Found(ctx context.Context, id uuid.UUID, providerID string) (Out
 // ProvenAbsent records a proof that an UNKNOWN mail was not delivered and will
 // not be by any earlier attempt: it is tried once more, or is CANCELLED when
 // that was asked for. "Not found so far" is no such proof.
-func (s *Store) ProvenAbsent(ctx context.Context, id uuid.UUID) (Outcome, error) {
-	out, found, err := s.settle(ctx, sqlProvenAbsent, id)
+//
+// token is the row's as it was when the proof was made (Row.Token): the proof
+// says nothing of later attempts, so it is refused, with Applied false, for a
+// row that was tried again and is UNKNOWN once more.
+func (s *Store) ProvenAbsent(ctx context.Context, id uuid.UUID, token int64) (Outcome, error) {
+	out, found, err := s.settle(ctx, sqlProvenAbsent, id, token)
 	return s.settled(ctx, "proven absent", id, out, found, err)
 }
 

@@ -31,7 +31,7 @@
 //	park             W, a channel that has no sender                      *end*
 //	replay           DEAD, no cancel request                              PENDING; limit = attempts + N; token kept
 //	found            UNKNOWN                                              SENT
-//	proven_absent    UNKNOWN                                              CANCELLED if requested, else PENDING; unsettled 0, limit ≥ attempts + 1
+//	proven_absent    UNKNOWN, the token that the proof covers             CANCELLED if requested, else PENDING; unsettled 0, limit ≥ attempts + 1
 //	stamp_dlq        DEAD, the version whose letter was confirmed         stamped
 //
 // The words of the guards:

@@ -376,7 +376,8 @@ WHERE n.id = $1 AND n.status = 'UNKNOWN'
 RETURNING ` + columns + `, ` + waitColumn
 
 // sqlProvenAbsent: UNKNOWN → CANCELLED if a cancel was requested, else PENDING
-// with at least one more try.
+// with at least one more try. Only for the attempts that the proof covers: the
+// row may have been tried again, and be UNKNOWN again, since it was made.
 const sqlProvenAbsent = `-- proven_absent
 UPDATE notifications n SET
   status = CASE WHEN n.cancel_requested THEN 'CANCELLED' ELSE 'PENDING' END,
@@ -384,7 +385,7 @@ UPDATE notifications n SET
   attempt_limit = greatest(n.attempt_limit, n.attempts + 1),
   next_attempt_at = CASE WHEN NOT n.cancel_requested THEN ` + clock + ` END,
   ` + transition + `
-WHERE n.id = $1 AND n.status = 'UNKNOWN'
+WHERE n.id = $1 AND n.status = 'UNKNOWN' AND n.token = $2
 RETURNING ` + columns + `, ` + waitColumn
 
 // sqlOverdue counts a rescue for rows whose doorbell is lost. The grace ($2)
@@ -432,10 +433,6 @@ const sqlStampDLQ = `-- stamp_dlq
 UPDATE notifications n SET dlq_published_at = ` + clock + `
 FROM unnest($1::uuid[], $2::bigint[]) AS u(id, version)
 WHERE n.id = u.id AND n.version = u.version AND n.status = 'DEAD' AND n.dlq_published_at IS NULL`
-
-const sqlStampDLQAny = `-- stamp_dlq_any
-UPDATE notifications n SET dlq_published_at = ` + clock + `
-WHERE n.id = ANY($1::uuid[]) AND n.status = 'DEAD' AND n.dlq_published_at IS NULL`
 
 const sqlListDead = `-- list_dead
 SELECT ` + columns + ` FROM notifications n

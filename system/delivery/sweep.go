@@ -80,10 +80,11 @@ func (s *Store) Unstamped(ctx context.Context, olderThan time.Duration, limit in
 	return rows, nil
 }
 
-// StampDead records that the dead letter and the alert of each row, as it was
-// read, are confirmed. A row that has changed since is left unstamped: it was
-// replayed, perhaps died again, and needs a letter of its own.
-func (s *Store) StampDead(ctx context.Context, rows []Row) error {
+// StampDLQ records that the dead letter and the alert of each row, as it was
+// read, are confirmed. It takes rows and not ids, because it stamps only the
+// version that was read: a row that was replayed and died again meanwhile is
+// left unstamped and needs a letter of its own.
+func (s *Store) StampDLQ(ctx context.Context, rows []Row) error {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -93,18 +94,6 @@ func (s *Store) StampDead(ctx context.Context, rows []Row) error {
 	}
 	if _, err := s.db.Exec(ctx, sqlStampDLQ, ids, versions); err != nil {
 		return fmt.Errorf("stamp %d dead rows: %w", len(rows), err)
-	}
-	return nil
-}
-
-// StampDLQ is StampDead without the check of the version. Use [Store.StampDead]:
-// this one can stamp a second death with the first one's letter.
-func (s *Store) StampDLQ(ctx context.Context, ids []uuid.UUID) error {
-	if len(ids) == 0 {
-		return nil
-	}
-	if _, err := s.db.Exec(ctx, sqlStampDLQAny, ids); err != nil {
-		return fmt.Errorf("stamp %d dead rows: %w", len(ids), err)
 	}
 	return nil
 }
