@@ -35,7 +35,7 @@ const Prefix = "NOTIFYD_"
 // 10s, 1m.
 type Config struct {
 	DatabaseURL string `env:"DATABASE_URL,required,notEmpty" secret:"url" doc:"Postgres with the notifications table"`
-	Pool        int32  `env:"POOL" envDefault:"24" doc:"database connections at most"`
+	Pool        int32  `env:"POOL" envDefault:"16" doc:"database connections at most"`
 	// StatementTimeout bounds every statement, on both sides of the wire.
 	StatementTimeout time.Duration `env:"STATEMENT_TIMEOUT" envDefault:"10s" doc:"limit of one database statement; a database that answers later counts as away"`
 
@@ -75,6 +75,7 @@ type Config struct {
 	Sweeper         string        `env:"SWEEPER" envDefault:"on" doc:"on or off; off only for tests that look for a defect beneath the net"`
 	SweeperInterval time.Duration `env:"SWEEPER_INTERVAL" envDefault:"1m" doc:"time between two rounds"`
 	SweeperGrace    time.Duration `env:"SWEEPER_GRACE" envDefault:"5m" doc:"how long a row may be due without a worker before its doorbell counts as lost"`
+	SweeperRate     float64       `env:"SWEEPER_RATE" envDefault:"100" doc:"doorbells per second that the sweeper rings again at most"`
 	SweeperBatch    int           `env:"SWEEPER_BATCH" envDefault:"500" doc:"rows per round and cause at most"`
 
 	StaleAfter time.Duration `env:"STALE_AFTER" envDefault:"24h" doc:"an older event that asks for a mail leaves an EXPIRED row and an alert (A2-13); cancels are never stale"`
@@ -200,6 +201,9 @@ func (c Config) checkNumbers(bad report) {
 	if c.MarketingConsumers < 0 {
 		bad("MARKETING_CONSUMERS", "is %d, must not be negative", c.MarketingConsumers)
 	}
+	if c.SweeperRate <= 0 {
+		bad("SWEEPER_RATE", "is %g, must be above zero", c.SweeperRate)
+	}
 	if c.MarketingRate < 0 {
 		bad("MARKETING_RATE", "is %g, must not be negative", c.MarketingRate)
 	}
@@ -224,17 +228,13 @@ func (c Config) checkRetry(bad report) {
 	if len(c.RetryDelays) == 0 {
 		bad("RETRY_DELAYS", "needs at least one delay")
 	}
-	seen := map[time.Duration]bool{}
 	for i, d := range c.RetryDelays {
 		switch {
-		case d < time.Millisecond:
-			bad("RETRY_DELAYS", "delay %s is below 1ms, the broker's resolution", d)
-		case seen[d]:
-			bad("RETRY_DELAYS", "delay %s stands there twice, it is one queue", d)
+		case d < time.Millisecond || d%time.Millisecond != 0:
+			bad("RETRY_DELAYS", "delay %s is not a whole number of milliseconds, the broker's resolution", d)
 		case i > 0 && d < c.RetryDelays[i-1]:
 			bad("RETRY_DELAYS", "delay %s is shorter than the one before it", d)
 		}
-		seen[d] = true
 	}
 	for name, p := range map[string]delivery.Policy{"TICKET_POLICY": c.TicketPolicy, "MARKETING_POLICY": c.MarketingPolicy} {
 		switch p {

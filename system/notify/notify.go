@@ -1,0 +1,370 @@
+// Package notify is the mail service: it puts the parts of notifyd together and
+// starts and stops them.
+//
+//	Kafka ─▶ bridge ─▶ row store + RabbitMQ ─▶ workers ─▶ mail server
+//	                        ▲                     │
+//	                        └──── sweeper ◀───────┘
+//
+// It guarantees an order of start and stop: a part starts only when what it
+// needs has been reached (the log says what is waited for), and on SIGTERM the
+// consumers stop taking messages first, mails at work are finished within the
+// drain time, and the publisher goes last.
+//
+// It must not hold rules about mails: those are the parts'.
+package notify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+
+	"mailproof/system/amqp"
+	"mailproof/system/contract"
+	"mailproof/system/delivery"
+	"mailproof/system/mail"
+	"mailproof/system/notify/admin"
+	"mailproof/system/notify/alerts"
+	"mailproof/system/notify/bridge"
+	"mailproof/system/notify/config"
+	"mailproof/system/notify/dlq"
+	"mailproof/system/notify/doorbell"
+	"mailproof/system/notify/logging"
+	"mailproof/system/notify/metrics"
+	"mailproof/system/notify/migrations"
+	"mailproof/system/notify/patience"
+	"mailproof/system/notify/sweeper"
+	"mailproof/system/notify/worker"
+)
+
+// Pool opens a pool whose every statement is bounded on both sides of the wire.
+// It does not connect yet.
+func Pool(ctx context.Context, cfg config.Config) (*pgxpool.Pool, error) {
+	c, err := pgxpool.ParseConfig(cfg.DatabaseURL)
+	if err != nil {
+		// pgx's error quotes the URL with its password.
+		return nil, errors.New(config.Prefix + "DATABASE_URL: cannot be read")
+	}
+	c.MaxConns = cfg.Pool
+	c.ConnConfig.ConnectTimeout = 5 * time.Second
+	c.PingTimeout = 2 * time.Second
+	ms := fmt.Sprint(cfg.StatementTimeout.Milliseconds())
+	c.ConnConfig.RuntimeParams["application_name"] = "notifyd-" + cfg.Instance
+	c.ConnConfig.RuntimeParams["statement_timeout"] = ms
+	// The net of A1-08: nothing here holds a transaction open.
+	c.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = ms
+	pool, err := pgxpool.NewWithConfig(ctx, c)
+	if err != nil {
+		return nil, fmt.Errorf("database pool: %w", err)
+	}
+	return pool, nil
+}
+
+// Migrate brings the database to the newest version; it waits for the database.
+func Migrate(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+	// Migrations take locks and may be long: no statement timeout for them.
+	cfg.StatementTimeout = 0
+	pool, err := Pool(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := waitForDatabase(ctx, pool, patienceOf(log, metrics.New(), 5*time.Second)); err != nil {
+		return err
+	}
+	if err := delivery.Migrate(ctx, pool); err != nil {
+		return err
+	}
+	return migrations.Up(ctx, pool)
+}
+
+func patienceOf(log *slog.Logger, m *metrics.Set, timeout time.Duration) patience.Retrier {
+	return patience.Retrier{Backoff: patience.Default(), Timeout: timeout, Log: log, Count: m}
+}
+
+func waitForDatabase(ctx context.Context, pool *pgxpool.Pool, r patience.Retrier) error {
+	return r.Do(ctx, "connect to Postgres", nil, pool.Ping)
+}
+
+// errNoSchema is waited out: somebody may be migrating right now.
+var errNoSchema = errors.New("the tables are not there, run: notifyd migrate")
+
+func waitForSchema(ctx context.Context, pool *pgxpool.Pool, r patience.Retrier) error {
+	return r.Do(ctx, "wait for the tables", nil, func(ctx context.Context) error {
+		var ok bool
+		err := pool.QueryRow(ctx, `SELECT to_regclass('notifications') IS NOT NULL AND to_regclass('alerts') IS NOT NULL
+			AND to_regclass('parked_events') IS NOT NULL`).Scan(&ok)
+		if err == nil && !ok {
+			err = errNoSchema
+		}
+		return err
+	})
+}
+
+// hopeless: the data of a statement is at fault (class 22, data exception; 23,
+// integrity), and no repetition repairs it.
+func hopeless(err error) bool {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || len(pg.Code) != 5 {
+		return false
+	}
+	return pg.Code[:2] == "22" || pg.Code[:2] == "23"
+}
+
+// service is one running notifyd.
+type service struct {
+	cfg     config.Config
+	log     *slog.Logger
+	metrics *metrics.Set
+	pool    *pgxpool.Pool
+	store   *delivery.Store
+	retry   patience.Retrier
+	ring    doorbell.Ringer
+	alerts  *alerts.Raiser
+	dead    dlq.Finisher
+	depth   *sweeper.BrokerDepth
+
+	publisher *amqp.Publisher
+	bridge    *bridge.Consumer
+	lanes     []*lane
+	started   atomic.Bool
+}
+
+// lane is the workers of one mail type.
+type lane struct {
+	mailType contract.MailType
+	consumer *amqp.Consumer
+	sender   mail.EmailSender
+}
+
+// Run runs the service until ctx ends, then drains.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+	s, err := build(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	defer s.pool.Close()
+	defer s.depth.Close()
+	http, err := admin.Listen(ctx, admin.Config{
+		Addr: cfg.HTTPAddr, Registry: s.metrics.Registry, Checks: s.checks(), Dead: deadList{s.store},
+		Log: log, CheckTimeout: 3 * time.Second,
+	})
+	if err != nil {
+		return err
+	}
+	log.Info("listening", "addr", http.Addr())
+
+	// The publisher and the HTTP side outlive the consumers: a mail at work
+	// needs its successor published, and an operator watches the drain.
+	last, stopLast := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopLast()
+	outer, outerCtx := errgroup.WithContext(last)
+	outer.Go(func() error { return http.Run(outerCtx) })
+	outer.Go(func() error { return s.publisher.Run(outerCtx) })
+	outer.Go(func() error { return s.alerts.Run(outerCtx) })
+
+	inner, stopInner := context.WithCancel(ctx)
+	defer stopInner()
+	context.AfterFunc(outerCtx, stopInner) // a part that failed ends all
+	err = s.path(inner)
+	stopLast()
+	if lastErr := outer.Wait(); err == nil {
+		err = lastErr
+	}
+	log.Info("stopped")
+	return err
+}
+
+// path runs what carries mails, until ctx ends and everything is drained.
+func (s *service) path(ctx context.Context) error {
+	if err := waitForDatabase(ctx, s.pool, s.retry); err != nil {
+		return stopped(ctx, err)
+	}
+	if err := waitForSchema(ctx, s.pool, s.retry); err != nil {
+		return stopped(ctx, err)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.bridge.Run(ctx) })
+	for _, l := range s.lanes {
+		g.Go(func() error { return l.run(ctx, s.cfg.DrainTimeout) })
+	}
+	if s.cfg.Sweeper == "on" {
+		sw := s.sweeper()
+		g.Go(func() error { return sw.Run(ctx) })
+	}
+	g.Go(func() error { s.announce(ctx); return nil })
+	return stopped(ctx, g.Wait())
+}
+
+// stopped: an end that was asked for is no error.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+func (l *lane) run(ctx context.Context, drain time.Duration) error {
+	err := l.consumer.Run(ctx, drain)
+	if closeErr := l.sender.Close(); err == nil && closeErr != nil && ctx.Err() == nil {
+		err = closeErr
+	}
+	return err
+}
+
+// announce says once that the whole path is up.
+func (s *service) announce(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-s.bridge.Ready():
+	}
+	for !s.lanesUp() {
+		if patience.Sleep(ctx, 20*time.Millisecond) != nil {
+			return
+		}
+	}
+	s.started.Store(true)
+	s.log.Info("ready", "sweeper", s.cfg.Sweeper)
+}
+
+func (s *service) lanesUp() bool {
+	for _, l := range s.lanes {
+		if !l.consumer.Connected() {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *service) checks() []admin.Check {
+	checks := []admin.Check{
+		{Name: "database", Ask: func(ctx context.Context) error { return s.pool.Ping(ctx) }},
+		{Name: "publisher", Ask: func(context.Context) error { return red(s.publisher.Connected(), "not connected to RabbitMQ") }},
+		{Name: "bridge", Ask: func(context.Context) error { return red(s.bridge.Joined(), "not a member of the Kafka group") }},
+	}
+	for _, l := range s.lanes {
+		checks = append(checks, admin.Check{Name: "lane " + l.mailType.Lane(), Ask: func(context.Context) error {
+			return red(l.consumer.Connected(), "consumers are gone")
+		}})
+	}
+	return checks
+}
+
+func red(ok bool, why string) error {
+	if ok {
+		return nil
+	}
+	return errors.New(why)
+}
+
+func build(ctx context.Context, cfg config.Config, log *slog.Logger) (*service, error) {
+	pool, err := Pool(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	s := &service{cfg: cfg, log: log, metrics: metrics.New(), pool: pool, store: delivery.New(pool, cfg.Delivery())}
+	s.retry = patienceOf(log, s.metrics, cfg.StatementTimeout)
+	s.publisher = amqp.NewPublisher(s.amqp("publisher"))
+	s.ring = doorbell.Ringer{Publisher: s.publisher, Backoff: patience.Default(), Log: log, Count: s.metrics}
+	s.alerts = alerts.New(s.store, log, s.metrics, cfg.AlertWebhook)
+	s.dead = dlq.Finisher{Store: s.store, Ring: s.ring, Alerts: s.alerts, Retry: s.retry, Count: s.metrics}
+	s.depth = &sweeper.BrokerDepth{URLs: cfg.AMQPURLs}
+	s.bridge = s.newBridge()
+	if err := s.addLanes(); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *service) amqp(duty string) amqp.Config {
+	topology := amqp.Topology{
+		TicketDelays: s.cfg.RetryDelays, MarketingDelays: s.cfg.RetryDelays, DeliveryLimit: s.cfg.DeliveryLimit,
+	}
+	return amqp.Config{
+		URLs: s.cfg.AMQPURLs, Name: "notifyd-" + s.cfg.Instance + " " + duty,
+		ConfirmTimeout: s.cfg.ConfirmTimeout, Setup: topology.Declare, Log: s.log,
+	}
+}
+
+func (s *service) newBridge() *bridge.Consumer {
+	b := bridge.New(bridge.Config{
+		Store: s.store, Parker: bridge.TableParker{Pool: s.pool}, Alerts: s.alerts, Ring: s.ring, Retry: s.retry,
+		Metrics: s.metrics, Log: s.log, StaleAfter: s.cfg.StaleAfter, Hopeless: hopeless,
+	})
+	return bridge.NewConsumer(bridge.KafkaConfig{
+		Brokers: s.cfg.KafkaBrokers, Topic: s.cfg.KafkaTopic, Group: s.cfg.KafkaGroup,
+		Instance: s.cfg.Instance, SessionTimeout: s.cfg.KafkaSessionTimeout, Log: s.log,
+	}, b)
+}
+
+func (s *service) addLanes() error {
+	if err := s.addLane(contract.TicketConfirmation, s.cfg.TicketConsumers, s.cfg.TicketPrefetch, nil); err != nil {
+		return err
+	}
+	if s.cfg.MarketingConsumers == 0 {
+		return nil
+	}
+	var bucket worker.Limiter
+	if s.cfg.MarketingRate > 0 {
+		bucket = rate.NewLimiter(rate.Limit(s.cfg.MarketingRate), max(1, s.cfg.MarketingConsumers))
+	}
+	return s.addLane(contract.Marketing, s.cfg.MarketingConsumers, s.cfg.MarketingPrefetch, bucket)
+}
+
+func (s *service) addLane(t contract.MailType, consumers, prefetch int, limit worker.Limiter) error {
+	// A pool of its own for each lane: marketing cannot take the tickets'
+	// connections (M6-17, TRAP-M6-6).
+	sender, err := newSender(s.cfg, t, consumers, s.log)
+	if err != nil {
+		return fmt.Errorf("sender of lane %s: %w", t.Lane(), err)
+	}
+	w := worker.New(worker.Config{
+		Type: t, Tiers: s.cfg.RetryDelays, SendDeadline: s.cfg.SendDeadline, From: s.cfg.MailFrom,
+		Store: s.store, Sender: sender, Render: renderer(s.cfg), Ring: s.ring, Dead: s.dead, Alerts: s.alerts,
+		Retry: s.retry, Limit: limit, Metrics: s.metrics, Log: s.log.With("lane", t.Lane()),
+		Pause: patience.Backoff{First: time.Second, Max: time.Minute},
+	})
+	s.lanes = append(s.lanes, &lane{mailType: t, sender: sender, consumer: amqp.NewConsumer(amqp.ConsumerConfig{
+		Config: s.amqp("lane " + t.Lane()), Queue: t.Queue(), Consumers: consumers, Prefetch: prefetch, Handle: w.Handle,
+	})})
+	return nil
+}
+
+func (s *service) sweeper() *sweeper.Sweeper {
+	types := []contract.MailType{contract.TicketConfirmation, contract.Marketing}
+	return sweeper.New(sweeper.Config{
+		Store: s.store, Ring: s.ring, Dead: s.dead, Alerts: s.alerts, Depth: s.depth, Metrics: s.metrics, Log: s.log,
+		Interval: s.cfg.SweeperInterval, Grace: s.cfg.SweeperGrace, Batch: s.cfg.SweeperBatch, Rate: s.cfg.SweeperRate,
+		Retention: s.cfg.Retention, Lanes: types, Timeout: s.cfg.StatementTimeout,
+	})
+}
+
+// deadList shows dead rows to people.
+type deadList struct{ store *delivery.Store }
+
+func (d deadList) Dead(ctx context.Context, limit int) ([]admin.DeadMail, error) {
+	rows, err := d.store.DeadRows(ctx, delivery.After{}, limit)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]admin.DeadMail, len(rows))
+	for i, r := range rows {
+		out[i] = admin.DeadMail{
+			ID: r.ID.String(), DedupeKey: r.DedupeKey, Lane: r.Type.Lane(), Recipient: logging.Mask(r.Recipient),
+			Attempts: r.Attempts, Error: logging.Mask(dlq.Reason(r)), Stamped: r.DLQPublishedAt != nil, Created: r.CreatedAt,
+		}
+		if r.EventID != nil {
+			out[i].EventID = *r.EventID
+		}
+	}
+	return out, nil
+}
