@@ -307,42 +307,57 @@ func (s *server) guard(pid int) error {
 
 // finish ends everything; see the comment of the package.
 func (s *server) finish() error {
-	s.mu.Lock()
 	gentle, roots := s.ending()
-	dirs := s.dirs
-	s.mu.Unlock()
-
-	var errs []error
-	if err := signalFamily(syscall.SIGKILL, never, roots...); err != nil {
-		errs = append(errs, err)
-	}
-	if err := awaitEnd(gentle, graceful); err != nil {
-		errs = append(errs, err)
-	}
-	if err := killDescendants(os.Getpid()); err != nil {
-		errs = append(errs, err)
-	}
-	for _, d := range dirs {
-		if err := os.RemoveAll(d); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		resume(gentle),
+		signalFamily(syscall.SIGKILL, never, roots...),
+		awaitEnd(identities(gentle), graceful),
+		killDescendants(os.Getpid()),
+		s.removeDirs(),
+	)
 }
 
-// ending sends the stop signals, and returns whom it sent one and who is to be
-// killed at once.
-func (s *server) ending() (gentle, roots []identity) {
+// ending tells apart whom to ask first and whom to kill at once.
+func (s *server) ending() (gentle []*child, roots []identity) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, c := range s.children {
 		if c.stop == 0 {
 			roots = append(roots, c.id)
 			continue
 		}
-		gentle = append(gentle, c.id)
+		gentle = append(gentle, c)
+		// Still in the table, so not reaped, so the pid is its own.
 		_ = syscall.Kill(c.id.pid, c.stop)
-		_ = syscall.Kill(c.id.pid, syscall.SIGCONT) // a paused one takes it only now
 	}
 	return gentle, append(roots, s.guarded...)
+}
+
+func identities(gentle []*child) []identity {
+	ids := make([]identity, len(gentle))
+	for i, c := range gentle {
+		ids[i] = c.id
+	}
+	return ids
+}
+
+// resume lets those run that were sent their stop signal while they were
+// paused, with their children: a server that ends waits for its children.
+func resume(gentle []*child) error {
+	if len(gentle) == 0 {
+		return nil
+	}
+	return signalFamily(syscall.SIGCONT, notStopped, identities(gentle)...)
+}
+
+func (s *server) removeDirs() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, d := range s.dirs {
+		errs = append(errs, os.RemoveAll(d))
+	}
+	return errors.Join(errs...)
 }
 
 func awaitEnd(ids []identity, limit time.Duration) error {
