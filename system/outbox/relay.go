@@ -67,7 +67,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
-		r.cfg.Log.WarnContext(ctx, "outbox relay lost its session", "instance", r.cfg.Instance, "err", err)
+		r.cfg.Log.WarnContext(ctx, "outbox relay lost its session", "relay", r.cfg.Instance, "err", err)
 		sleep(ctx, reconnectAfter)
 	}
 	return nil
@@ -85,7 +85,7 @@ func (r *Relay) term(ctx context.Context) error {
 		return err
 	}
 	r.leading.Store(true)
-	r.cfg.Log.InfoContext(ctx, "outbox relay leads", "instance", r.cfg.Instance)
+	r.cfg.Log.InfoContext(ctx, "outbox relay leads", "relay", r.cfg.Instance)
 	return r.lead(ctx, s)
 }
 

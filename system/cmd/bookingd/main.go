@@ -1,0 +1,81 @@
+// Command bookingd keeps bookings, answers clients over HTTP, and publishes what
+// happens to bookings through its outbox.
+//
+//	bookingd serve     the service; "bookingd config" lists its environment
+//	bookingd migrate   bring the database up to date
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"mailproof/system/booking"
+	"mailproof/system/failpoint"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	// The second signal ends the process at once.
+	context.AfterFunc(ctx, stop)
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "bookingd:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "bookingd",
+		Short:         "The booking service: bookings over HTTP, events through an outbox",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(
+		&cobra.Command{
+			Use: "serve", Short: "Run the service until SIGTERM", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				cfg, err := load(nil)
+				if err != nil {
+					return err
+				}
+				if err := failpoint.Check(); err != nil {
+					return err
+				}
+				return serve(cmd.Context(), cfg, logger(cmd.OutOrStdout(), cfg))
+			},
+		},
+		&cobra.Command{
+			Use: "migrate", Short: "Bring the database up to date", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				url, err := loadDatabaseURL(nil)
+				if err != nil {
+					return err
+				}
+				return booking.Migrate(cmd.Context(), url)
+			},
+		},
+		&cobra.Command{
+			Use: "config", Short: "List the environment variables, with the values now in force", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				cfg, err := load(nil)
+				if werr := describe(cmd.OutOrStdout(), cfg); werr != nil {
+					return werr
+				}
+				return err
+			},
+		},
+	)
+	return root
+}
+
+func logger(w io.Writer, cfg config) *slog.Logger {
+	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: cfg.LogLevel})).
+		With("service", "bookingd", "instance", cfg.Instance)
+}
