@@ -38,7 +38,12 @@ type Scenario struct {
 	Invariants []Checked            `json:"invariants"`
 	Queues     []history.QueueState `json:"queues,omitempty"`
 	Dir        string               `json:"dir"` // below the run's folder
+
+	chart chart // for the page, from the history
 }
+
+// Chart is what the page draws; summary.json does not hold it.
+func (s Scenario) Chart() any { return s.chart }
 
 // FaultResult is one fault of a scenario.
 type FaultResult struct {
@@ -46,28 +51,18 @@ type FaultResult struct {
 	Outcome history.FaultOutcome `json:"outcome"`
 	Witness string               `json:"witness"`
 	Count   int                  `json:"count"`
+	Reason  string               `json:"reason,omitempty"` // of a skip or a failure
 }
 
 // Counts of mails, by what became of them.
-type Counts struct {
-	Confirmed  int `json:"confirmed"`
-	Delivered  int `json:"delivered"`
-	Duplicates int `json:"duplicates"` // copies beyond the first
-	Lost       int `json:"lost"`
-	Unknown    int `json:"unknown"`
-	Dead       int `json:"dead"`
-	Cancelled  int `json:"cancelled"`
-}
+type Counts = verify.Counts
 
-// Latency from the intended time of the confirmation to the first stored copy,
-// in milliseconds. An undelivered mail counts as +Inf, written as -1.
-type Latency struct {
-	N   int     `json:"n"`
-	P50 float64 `json:"p50"`
-	P95 float64 `json:"p95"`
-	P99 float64 `json:"p99"`
-	Max float64 `json:"max"`
-}
+// Latency of all mails, as the judge counts it: an undelivered one is written
+// as -1.
+type Latency = verify.Latency
+
+// Checked is one invariant and how much it looked at.
+type Checked = verify.Checked
 
 // Measurement is a figure that the scenario took beside its verdict.
 type Measurement struct {
@@ -75,11 +70,4 @@ type Measurement struct {
 	Value float64 `json:"value"`
 	Unit  string  `json:"unit"`
 	Note  string  `json:"note,omitempty"`
-}
-
-// Checked is one invariant and how much it looked at.
-type Checked struct {
-	Name     string `json:"name"`
-	Looked   int    `json:"looked"`
-	Findings int    `json:"findings"`
 }

@@ -1,0 +1,128 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"mailproof/fakes/ledger"
+	"mailproof/fakes/script"
+	"mailproof/fakes/smtp"
+)
+
+// Lose250 makes the server keep a mail and lose its answer (T6.7, RFC 1047):
+// the client saw the final dot leave and never learns what became of it.
+type Lose250 struct {
+	server MailServer
+	losses []Loss
+	rules  []string
+	struck map[string]bool // rules that were installed
+}
+
+// Loss is one mail whose answers are lost.
+type Loss struct {
+	Recipient string
+	// How the answers to the first, second … stored try are lost: drop, reset,
+	// hang.
+	How []script.Kind
+}
+
+// DrawLosses picks a share of the recipients, and for each how its first answer
+// is lost; every third of them loses the answer to its second try too.
+func DrawLosses(r *rand.Rand, recipients []string, share float64) []Loss {
+	kinds := []script.Kind{script.Drop, script.Reset, script.Hang}
+	picked := r.Perm(len(recipients))[:int(share*float64(len(recipients)))]
+	slices.Sort(picked)
+	losses := make([]Loss, len(picked))
+	for i, p := range picked {
+		// In turn, so that each kind strikes also a small workload.
+		how := []script.Kind{kinds[i%len(kinds)]}
+		if r.IntN(3) == 0 {
+			how = append(how, kinds[r.IntN(2)]) // no second hang: it costs a deadline
+		}
+		losses[i] = Loss{Recipient: recipients[p], How: how}
+	}
+	return losses
+}
+
+// NewLose250 prepares the losses at a server.
+func NewLose250(server MailServer, losses []Loss) *Lose250 {
+	return &Lose250{server: server, losses: losses, struck: map[string]bool{}}
+}
+
+// Name of the fault.
+func (*Lose250) Name() string { return "lose-250" }
+
+// Target is the mail server.
+func (*Lose250) Target() string { return "smtp server" }
+
+// Available everywhere.
+func (*Lose250) Available() error { return nil }
+
+// Inject installs one rule per lost answer. A rule strikes once: a recipient's
+// second loss waits for the second stored or recognised try.
+func (l *Lose250) Inject(context.Context) error {
+	for _, loss := range l.losses {
+		for n, kind := range loss.How {
+			id, err := l.server.AddRule(script.Rule{
+				ID:     fmt.Sprintf("lose-250:%s:%d", loss.Recipient, n+1),
+				Match:  script.Match{Recipient: loss.Recipient, Nth: script.Nth(n + 1)},
+				Action: script.Action{Kind: kind, Stage: smtp.StageStored},
+				Count:  1,
+			})
+			if err != nil {
+				return fmt.Errorf("losing the 250 of %s: %w", loss.Recipient, err)
+			}
+			l.rules = append(l.rules, id)
+			l.struck[id] = true
+		}
+	}
+	return nil
+}
+
+// Heal removes the rules that have not struck yet.
+func (l *Lose250) Heal(context.Context) error {
+	for _, id := range l.rules {
+		l.server.RemoveRule(id)
+	}
+	return nil
+}
+
+// Witness counts the ledger's tries that a rule of this fault struck, that kept
+// the mail (or recognised it), and whose answer was not written.
+func (l *Lose250) Witness(context.Context) (Witness, error) {
+	by := map[string]int{}
+	keys := map[string]bool{}
+	n := 0
+	for _, a := range l.server.Ledger() {
+		if !l.lost(a) {
+			continue
+		}
+		n++
+		by[a.Fault]++
+		keys[a.Key] = true
+	}
+	if n == 0 {
+		return Witness{}, nil
+	}
+	return Witness{
+		Text:  fmt.Sprintf("%d tries of %d mails were kept and got no reply (%s)", n, len(keys), tally(by)),
+		Count: n, Keys: sortedKeys(keys),
+	}, nil
+}
+
+func (l *Lose250) lost(a ledger.Attempt) bool {
+	return (a.Stored || a.Deduplicated) && !a.ReplyWritten &&
+		slices.ContainsFunc(a.Rules, func(id string) bool { return l.struck[id] })
+}
+
+// tally writes counts as "dot 3, mail 2".
+func tally(by map[string]int) string {
+	parts := make([]string, 0, len(by))
+	for _, name := range sortedKeys(by) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, by[name]))
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,65 @@
+package scenarios
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"mailproof/reports"
+	"mailproof/verify"
+)
+
+// paramTitle is a param of the history's meta that only this package reads.
+const paramTitle = "title"
+
+// ownFile holds what only the runner can know, beside the history.
+const ownFile = "runner.json"
+
+// ownFindings is what the runner itself found and measured: whether the system
+// came to rest, whether the arrivals were made, whether the harness broke. It is
+// evidence too, and saved with it, so that judging again gives the same verdict.
+type ownFindings struct {
+	Findings []verify.Finding      `json:"findings,omitempty"`
+	Measured []reports.Measurement `json:"measured,omitempty"`
+}
+
+func (o *ownFindings) find(v verify.Verdict, invariant, key, text string) {
+	o.Findings = append(o.Findings, verify.Finding{Invariant: invariant, Verdict: v, Key: key, Text: text})
+}
+
+func (o *ownFindings) measure(name string, value float64, unit, note string) {
+	o.Measured = append(o.Measured, reports.Measurement{Name: name, Value: value, Unit: unit, Note: note})
+}
+
+func (o *ownFindings) measured(name string) (float64, bool) {
+	for _, m := range o.Measured {
+		if m.Name == name {
+			return m.Value, true
+		}
+	}
+	return 0, false
+}
+
+func (o *ownFindings) save(dir string) error {
+	body, err := json.MarshalIndent(o, "", "  ")
+	if err != nil {
+		return fmt.Errorf("the runner's findings: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, ownFile), append(body, '\n'), 0o644); err != nil {
+		return fmt.Errorf("the runner's findings: %w", err)
+	}
+	return nil
+}
+
+func loadOwn(dir string) (ownFindings, error) {
+	var o ownFindings
+	body, err := os.ReadFile(filepath.Join(dir, ownFile))
+	if err != nil {
+		return o, fmt.Errorf("the runner's findings: %w", err)
+	}
+	if err := json.Unmarshal(body, &o); err != nil {
+		return o, fmt.Errorf("the runner's findings in %s: %w", dir, err)
+	}
+	return o, nil
+}
