@@ -16,7 +16,7 @@ package ledger
 
 import (
 	"context"
-	"crypto/sha256"
+	"hash/maphash"
 	"sort"
 	"strconv"
 	"sync"
@@ -79,21 +79,50 @@ type Attempt struct {
 // Open reports whether the try still runs.
 func (a Attempt) Open() bool { return a.Seq == 0 }
 
-// Ledger is safe for concurrent use.
+// Ledger is safe for concurrent use. Its memory is bounded: the latest finished
+// rows are held, older ones stand in a temporary file and are read back when
+// asked for. What grows is one small counter per key and recipient.
 type Ledger struct {
-	mu      sync.Mutex
-	nextID  int64
-	open    map[int64]*Row
-	rows    []Attempt // finished; rows[i].Seq == i+1
-	copies  map[digest]int
-	changed chan struct{}
+	seed maphash.Seed
+
+	mu       sync.Mutex
+	nextID   int64
+	open     map[int64]*Row
+	finished store
+	copies   map[uint64]uint32
+	deduped  map[uint64]struct{}
+	changed  chan struct{}
+	totals   Totals
+	sessions sessions
 }
 
-type digest [16]byte
+// Totals count over the whole life of the ledger.
+type Totals struct {
+	Rows         int64 `json:"rows"` // finished
+	Open         int64 `json:"open"`
+	Stored       int64 `json:"stored"`
+	Doubled      int64 `json:"doubled"` // copies beyond the first of their key and recipient
+	Deduplicated int64 `json:"deduplicated"`
+	Accepted     int64 `json:"accepted"` // final answers 2yz written whole
+	Refused      int64 `json:"refused"`  // 4yz, 5yz
+	Silent       int64 `json:"silent"`   // none
+	Struck       int64 `json:"struck"`   // rows that a fault struck
+	Breaches     int64 `json:"breaches"`
+	Sessions     int64 `json:"sessions"`
+}
 
-// New returns an empty ledger.
-func New() *Ledger {
-	return &Ledger{open: map[int64]*Row{}, copies: map[digest]int{}, changed: make(chan struct{})}
+// New returns an empty ledger that holds about keep finished rows in memory; 0
+// means 16,384.
+func New(keep int) *Ledger {
+	if keep <= 0 {
+		keep = 16_384
+	}
+	return &Ledger{
+		seed: maphash.MakeSeed(),
+		open: map[int64]*Row{}, finished: store{keep: max(1, keep/chunkRows)},
+		copies: map[uint64]uint32{}, deduped: map[uint64]struct{}{},
+		changed: make(chan struct{}),
+	}
 }
 
 // Row is the handle of a running try.
@@ -146,17 +175,20 @@ func (r *Row) Store(dedup string, now int64) (stored, duplicate bool) {
 		return false, false
 	}
 	if dedup != "" {
-		d := hash("dedup", dedup, r.a.Recipient)
-		if r.l.copies[d] > 0 {
+		d := r.l.hash(dedup, r.a.Recipient)
+		if _, known := r.l.deduped[d]; known {
 			r.a.Deduplicated = true
+			r.l.totals.Deduplicated++
 			return false, true
 		}
-		r.l.copies[d]++
+		r.l.deduped[d] = struct{}{}
 	}
 	r.a.Stored, r.a.StoredAt = true, now
-	d := hash("copy", r.a.Identity(), r.a.Recipient)
-	r.l.copies[d]++
-	r.a.Copy = r.l.copies[d]
+	r.a.Copy = r.l.copy(r.a)
+	r.l.totals.Stored++
+	if r.a.Copy > 1 {
+		r.l.totals.Doubled++
+	}
 	return true, false
 }
 
@@ -178,11 +210,50 @@ func (r *Row) Finish(now int64, f func(*Attempt)) {
 	delete(r.l.open, r.a.ID)
 }
 
+// copy counts one more copy of the row's key for its recipient. A mail with
+// neither key nor Message-ID is like no other.
+func (l *Ledger) copy(a Attempt) int {
+	if a.Key == "" && a.MessageID == "" {
+		return 1
+	}
+	d := l.hash(a.Identity(), a.Recipient)
+	l.copies[d]++
+	return int(l.copies[d])
+}
+
 func (l *Ledger) append(a Attempt) {
-	a.Seq = int64(len(l.rows)) + 1
-	l.rows = append(l.rows, a)
+	a.Seq = l.finished.n + 1
+	l.finished.append(a)
+	l.totals.count(a)
 	close(l.changed)
 	l.changed = make(chan struct{})
+}
+
+func (t *Totals) count(a Attempt) {
+	t.Rows++
+	switch {
+	case a.ReplyWritten && a.Code >= 200 && a.Code < 300:
+		t.Accepted++
+	case a.ReplyWritten:
+		t.Refused++
+	default:
+		t.Silent++
+	}
+	if a.Fault != "" {
+		t.Struck++
+	}
+	if a.Breach {
+		t.Breaches++
+	}
+}
+
+// Totals returns the counts so far.
+func (l *Ledger) Totals() Totals {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := l.totals
+	t.Open, t.Sessions = int64(len(l.open)), l.sessions.n
+	return t
 }
 
 // Identity is what copies are counted by: the dedupe key, else the Message-ID,
@@ -197,11 +268,35 @@ func (a Attempt) Identity() string {
 	return "#" + strconv.FormatInt(a.ID, 10)
 }
 
-// Snapshot returns all rows by ID, running ones included.
-func (l *Ledger) Snapshot() []Attempt {
+// Snapshot returns all rows by ID, running ones included. Long ledgers are
+// better read with [Ledger.Each].
+func (l *Ledger) Snapshot() ([]Attempt, error) {
+	// Running rows are taken first: one that finishes meanwhile is then found
+	// among the finished ones and replaces its older self.
+	l.mu.Lock()
+	running := make(map[int64]Attempt, len(l.open))
+	for id, r := range l.open {
+		running[id] = r.a
+	}
+	l.mu.Unlock()
+	var out []Attempt
+	err := l.Each(0, func(a Attempt) bool {
+		delete(running, a.ID)
+		out = append(out, a)
+		return true
+	})
+	for _, a := range running {
+		out = append(out, a)
+	}
+	sort.Slice(out, func(i, j int) bool { return out[i].ID < out[j].ID })
+	return out, err
+}
+
+// Running returns the rows of tries that still run, by ID.
+func (l *Ledger) Running() []Attempt {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	out := append(make([]Attempt, 0, len(l.rows)+len(l.open)), l.rows...)
+	out := make([]Attempt, 0, len(l.open))
 	for _, r := range l.open {
 		out = append(out, r.a)
 	}
@@ -209,45 +304,89 @@ func (l *Ledger) Snapshot() []Attempt {
 	return out
 }
 
-// Since returns the finished rows after the one numbered seq, and a channel
-// that is closed once there are more.
-func (l *Ledger) Since(seq int64) ([]Attempt, <-chan struct{}) {
+// Each calls f for the finished rows after the one numbered seq, in the order
+// in which they finished, until f returns false. It holds no lock while f runs.
+func (l *Ledger) Each(seq int64, f func(Attempt) bool) error {
+	for {
+		rows, err := l.batch(seq)
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		for _, a := range rows {
+			if !f(a) {
+				return nil
+			}
+			seq = a.Seq
+		}
+	}
+}
+
+// Since returns the finished rows after the one numbered seq.
+func (l *Ledger) Since(seq int64) ([]Attempt, error) {
+	var out []Attempt
+	err := l.Each(seq, func(a Attempt) bool {
+		out = append(out, a)
+		return true
+	})
+	return out, err
+}
+
+// batch returns some of the rows after the one numbered seq; none when there
+// are none.
+func (l *Ledger) batch(seq int64) ([]Attempt, error) {
+	l.mu.Lock()
+	rows, read := l.finished.after(seq)
+	l.mu.Unlock()
+	if read == nil {
+		return rows, nil
+	}
+	return read()
+}
+
+// Changed returns a channel that is closed when another row finishes, and the
+// number of the last one that did.
+func (l *Ledger) Changed() (<-chan struct{}, int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	seq = max(0, min(seq, int64(len(l.rows))))
-	return append([]Attempt(nil), l.rows[seq:]...), l.changed
+	return l.changed, l.finished.n
 }
 
 // Subscribe sends each row as it finishes, from now on, until ctx ends; then
 // the channel is closed. A slow reader slows nobody and misses nothing.
 func (l *Ledger) Subscribe(ctx context.Context) <-chan Attempt {
-	l.mu.Lock()
-	seq := int64(len(l.rows))
-	l.mu.Unlock()
+	_, seq := l.Changed()
 	out := make(chan Attempt)
 	go func() {
 		defer close(out)
-		for {
-			rows, changed := l.Since(seq)
-			for _, a := range rows {
-				select {
-				case out <- a:
-					seq = a.Seq
-				case <-ctx.Done():
-					return
-				}
-			}
-			if len(rows) > 0 {
-				continue
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-				return
-			}
-		}
+		l.follow(ctx, seq, out)
 	}()
 	return out
+}
+
+func (l *Ledger) follow(ctx context.Context, seq int64, out chan<- Attempt) {
+	for {
+		changed, last := l.Changed()
+		if last < seq {
+			seq = 0 // reset meanwhile
+		}
+		err := l.Each(seq, func(a Attempt) bool {
+			select {
+			case out <- a:
+				seq = a.Seq
+				return true
+			case <-ctx.Done():
+				return false
+			}
+		})
+		if err != nil || ctx.Err() != nil {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Reset forgets all rows and copies. Tries that still run are forgotten too:
@@ -260,7 +399,26 @@ func (l *Ledger) Reset() {
 	}
 	clear(l.open)
 	clear(l.copies)
-	l.rows, l.nextID = nil, 0
+	clear(l.deduped)
+	l.finished.reset()
+	l.totals, l.sessions, l.nextID = Totals{}, sessions{}, 0
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// Close gives the temporary file back. The rows in memory stay readable.
+func (l *Ledger) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.finished.close()
+}
+
+// Err is why older rows could not be written to the temporary file, or nil.
+// They are then kept in memory.
+func (l *Ledger) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.finished.err
 }
 
 // Verdict is what became of one key, over all its tries and recipients.
@@ -331,21 +489,53 @@ func (v *Verdict) add(a Attempt) {
 }
 
 // Verdict judges one key (or Message-ID, for mails without a key).
-func (l *Ledger) Verdict(key string) Verdict {
-	var rows []Attempt
-	for _, a := range l.Snapshot() {
-		if a.Key == key || (a.Key == "" && a.MessageID == key) {
+func (l *Ledger) Verdict(key string) (Verdict, error) {
+	all, err := l.Snapshot()
+	rows := all[:0]
+	for _, a := range all {
+		if a.Identity() == key {
 			rows = append(rows, a)
 		}
 	}
-	return Judge(key, rows)
+	return Judge(key, rows), err
 }
 
-func hash(parts ...string) digest {
-	h := sha256.New()
-	for _, p := range parts {
-		h.Write([]byte(p))
-		h.Write([]byte{0})
+// Verdicts judges all keys, in the order in which they were first seen.
+func (l *Ledger) Verdicts() ([]Verdict, error) {
+	rows, err := l.Snapshot()
+	return Fold(rows), err
+}
+
+// Fold judges all keys of the rows, in the order in which they first stand
+// there. Tries that ended before the mail was read belong to no key; they are
+// left out.
+func Fold(rows []Attempt) []Verdict {
+	var order []string
+	by := map[string][]Attempt{}
+	for _, a := range rows {
+		if a.DotAt == 0 {
+			continue
+		}
+		k := a.Identity()
+		if by[k] == nil {
+			order = append(order, k)
+		}
+		by[k] = append(by[k], a)
 	}
-	return digest(h.Sum(nil)[:16])
+	out := make([]Verdict, 0, len(order))
+	for _, k := range order {
+		out = append(out, Judge(k, by[k]))
+	}
+	return out
+}
+
+// hash folds two strings into 64 bits: with a million keys the chance that any
+// two of them collide is below 1 in 30 million.
+func (l *Ledger) hash(a, b string) uint64 {
+	var h maphash.Hash
+	h.SetSeed(l.seed)
+	_, _ = h.WriteString(a)
+	_ = h.WriteByte(0)
+	_, _ = h.WriteString(b)
+	return h.Sum64()
 }

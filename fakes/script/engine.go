@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"hash/maphash"
 	"path"
 	"strconv"
 	"strings"
@@ -72,9 +73,10 @@ type Engine struct {
 	nextID    int
 	decisions []Decision
 	decided   int64
-	grey      map[digest]time.Duration
+	grey      map[uint64]time.Duration
 	magic     bool
-	tries     map[digest]uint32
+	tries     map[uint64]uint32
+	hashSeed  maphash.Seed
 }
 
 type entry struct {
@@ -83,13 +85,11 @@ type entry struct {
 	window []time.Duration // starts of a Rate's recent events
 }
 
-type digest [16]byte
-
 // NewEngine returns an engine without rules.
 func NewEngine(seed uint64, vocab Vocabulary, magic bool) *Engine {
 	return &Engine{
 		seed: seed, vocab: vocab, start: time.Now(), magic: magic,
-		grey: map[digest]time.Duration{}, tries: map[digest]uint32{},
+		grey: map[uint64]time.Duration{}, tries: map[uint64]uint32{}, hashSeed: maphash.MakeSeed(),
 	}
 }
 
@@ -174,8 +174,8 @@ func (e *Engine) Clear() {
 func (e *Engine) Forget() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.tries = map[digest]uint32{}
-	e.grey = map[digest]time.Duration{}
+	clear(e.tries)
+	clear(e.grey)
 	e.decisions, e.decided = nil, 0
 	for _, r := range e.rules {
 		r.struck, r.window = 0, nil
@@ -218,7 +218,7 @@ func (e *Engine) Decisions(n int64) []Decision {
 // Try counts one more try of a subject and returns how many there were. The
 // count starts with the server, whatever the rules.
 func (e *Engine) Try(subject string) int {
-	d := hash(subject)
+	d := maphash.String(e.hashSeed, subject)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.tries[d]++
@@ -297,7 +297,7 @@ func (e *Engine) log(d Decision) {
 const greylistKept = 1 << 20
 
 func (e *Engine) greylisted(r *entry, ev Event, now time.Duration) bool {
-	triple := hash(r.ID + "\x00" + ev.ClientIP + "\x00" + ev.Sender + "\x00" + strings.Join(ev.Recipients, ","))
+	triple := maphash.String(e.hashSeed, r.ID+"\x00"+ev.ClientIP+"\x00"+ev.Sender+"\x00"+strings.Join(ev.Recipients, ","))
 	first, seen := e.grey[triple]
 	if !seen {
 		if len(e.grey) >= greylistKept {
@@ -400,8 +400,3 @@ func Glob(pattern, s string) bool {
 }
 
 func unslash(s string) string { return strings.ReplaceAll(strings.ToLower(s), "/", "\x01") }
-
-func hash(s string) digest {
-	sum := sha256.Sum256([]byte(s))
-	return digest(sum[:16])
-}

@@ -12,8 +12,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
+	"mailproof/fakes/ledger"
 	"mailproof/fakes/script"
 )
 
@@ -59,6 +61,7 @@ type conn struct {
 
 	reply      []byte // lines of the answer collected so far
 	mods       []script.Action
+	peerClosed bool // the client ended the session
 	closeAfter bool // close once the answer is written
 
 	mu      sync.Mutex
@@ -99,6 +102,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	}
 	line, err := c.nextCommand()
 	if err != nil {
+		c.peerClosed = errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 		return 0, err
 	}
 	if c.mode == modeChunk && c.chunk == 0 {
@@ -566,8 +570,25 @@ func (c *conn) kill(reset bool) {
 // Close is called by go-smtp when the session is over.
 func (c *conn) Close() error {
 	c.kill(false)
-	c.srv.leave(c)
+	if c.srv.leave(c) {
+		c.srv.ledger.AddSession(c.record())
+	}
 	return nil
+}
+
+// record is the session as the ledger keeps it.
+func (c *conn) record() ledger.Session {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := ledger.Session{
+		ID: c.id, Client: c.client, From: c.since, To: c.srv.opt.Clock(),
+		Last: c.verb, Mails: c.mails, TLS: c.secured, PeerClosed: c.peerClosed,
+	}
+	for _, st := range c.strikes {
+		s.Fault = strings.TrimPrefix(s.Fault+","+st.name, ",")
+		s.Rules = append(s.Rules, st.rule)
+	}
+	return s
 }
 
 func (c *conn) goneErr() error {

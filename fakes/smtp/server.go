@@ -142,6 +142,9 @@ type Options struct {
 	// 32 MiB. Hash and size are of the whole mail whatever is kept.
 	KeepBody   int
 	KeepBodies int64
+	// KeepRows is how many finished ledger rows are held in memory; older ones
+	// stand in a temporary file. Default 16,384.
+	KeepRows int
 }
 
 func (o *Options) defaults() error {
@@ -192,6 +195,7 @@ type Server struct {
 	closing  bool
 	nextConn int64
 	conns    map[*conn]struct{}
+	broken   error
 }
 
 // Start listens and serves until Close.
@@ -204,7 +208,7 @@ func Start(opt Options) (*Server, error) {
 		engine: script.NewEngine(opt.Seed, vocabulary, !opt.NoMagic),
 		holds:  script.NewHolds(),
 		pauses: script.NewHolds(),
-		ledger: ledger.New(),
+		ledger: ledger.New(opt.KeepRows),
 		mails:  newMailStore(opt.KeepBodies),
 		served: make(chan error, 1),
 		conns:  map[*conn]struct{}{},
@@ -287,13 +291,32 @@ func (s *Server) ReleaseAll() int { return s.holds.ReleaseAll() }
 
 // Ledger returns all rows in the order in which their tries began. Those that
 // still run have Seq 0.
-func (s *Server) Ledger() []Attempt { return s.ledger.Snapshot() }
+func (s *Server) Ledger() []Attempt {
+	rows, err := s.ledger.Snapshot()
+	s.readFailed(err)
+	return rows
+}
 
 // LedgerSince returns the finished rows after the one whose Seq is n, in the
 // order in which they finished.
 func (s *Server) LedgerSince(n int64) []Attempt {
-	rows, _ := s.ledger.Since(n)
+	rows, err := s.ledger.Since(n)
+	s.readFailed(err)
 	return rows
+}
+
+// readFailed keeps the first error of reading rows back from the temporary
+// file; Close returns it. A disk that forgets must not go unnoticed, and a test
+// that reads a ledger should not have to ask each time.
+func (s *Server) readFailed(err error) {
+	if err == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken == nil {
+		s.broken = err
+	}
 }
 
 // Subscribe sends each row as it finishes, from now on, until ctx ends; then
@@ -301,7 +324,25 @@ func (s *Server) LedgerSince(n int64) []Attempt {
 func (s *Server) Subscribe(ctx context.Context) <-chan Attempt { return s.ledger.Subscribe(ctx) }
 
 // Verdict says what became of one key (or Message-ID, for mails without one).
-func (s *Server) Verdict(key string) Verdict { return s.ledger.Verdict(key) }
+func (s *Server) Verdict(key string) Verdict {
+	v, err := s.ledger.Verdict(key)
+	s.readFailed(err)
+	return v
+}
+
+// Verdicts says it of all keys whose mails were read whole at least once.
+func (s *Server) Verdicts() []Verdict {
+	v, err := s.ledger.Verdicts()
+	s.readFailed(err)
+	return v
+}
+
+// Totals counts over the whole life of the server.
+func (s *Server) Totals() ledger.Totals { return s.ledger.Totals() }
+
+// Sessions lists the latest sessions that are over, also those that ended
+// before any mail.
+func (s *Server) Sessions() []ledger.Session { return s.ledger.Sessions() }
 
 // Mail returns the kept beginning of the mail of a ledger row, by the row's
 // ID; false when it was never stored or has been dropped to stay in bounds.
@@ -341,7 +382,7 @@ func (s *Server) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	err := s.smtp.Shutdown(ctx)
-	return errors.Join(err, s.gate.close(), <-s.served)
+	return errors.Join(err, s.gate.close(), <-s.served, s.ledger.Close(), s.ledger.Err(), s.broken)
 }
 
 func (s *Server) enter(c *conn) bool {
@@ -357,8 +398,11 @@ func (s *Server) enter(c *conn) bool {
 	return true
 }
 
-func (s *Server) leave(c *conn) {
+// leave reports whether the connection was still entered.
+func (s *Server) leave(c *conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	_, was := s.conns[c]
 	delete(s.conns, c)
+	return was
 }
