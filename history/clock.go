@@ -1,6 +1,13 @@
 package history
 
-import "golang.org/x/sys/unix"
+import (
+	"cmp"
+	"slices"
+	"sort"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
 
 // Now is the time base of every record: nanoseconds of CLOCK_MONOTONIC_RAW.
 // All processes of one machine share it, and no clock adjustment bends it
@@ -12,4 +19,57 @@ func Now() int64 {
 		return 0
 	}
 	return ts.Nano()
+}
+
+// clockPair is one instant on both clocks.
+type clockPair struct {
+	mono int64
+	wall int64 // nanoseconds since 1970
+}
+
+func (h *History) pairClocks() {
+	add := func(mono int64, wall time.Time) {
+		if mono > 0 && !wall.IsZero() {
+			h.pairs = append(h.pairs, clockPair{mono, wall.UnixNano()})
+		}
+	}
+	if h.Meta != nil {
+		add(h.Meta.At, h.Meta.Wall)
+	}
+	for _, p := range h.Phases {
+		add(p.At, p.Wall)
+	}
+	for _, p := range h.Processes {
+		add(p.At, p.Wall)
+	}
+	if h.Final != nil {
+		add(h.Final.At, h.Final.Wall)
+	}
+	slices.SortStableFunc(h.pairs, func(a, b clockPair) int { return cmp.Compare(a.mono, b.mono) })
+	// Where the wall clock was set back, only what follows the jump can still
+	// be told apart.
+	h.pairs = slices.CompactFunc(h.pairs, func(a, b clockPair) bool { return b.wall <= a.wall || b.mono <= a.mono })
+}
+
+// Monotonic places an instant of the wall clock, a commit's for example, on the
+// run's time base. Two clocks drift apart by some ten milliseconds in an hour,
+// more while NTP corrects one of them, so the nearest pairs recorded before and
+// after the instant are used. It returns 0 for a history without any pair.
+func (h *History) Monotonic(wall time.Time) int64 {
+	n := len(h.pairs)
+	if n == 0 {
+		return 0
+	}
+	w := wall.UnixNano()
+	i := sort.Search(n, func(i int) bool { return h.pairs[i].wall > w })
+	if i == 0 {
+		return h.pairs[0].mono + w - h.pairs[0].wall
+	}
+	before := h.pairs[i-1]
+	if i == n {
+		return before.mono + w - before.wall
+	}
+	after := h.pairs[i]
+	rate := float64(after.mono-before.mono) / float64(after.wall-before.wall)
+	return before.mono + int64(float64(w-before.wall)*rate)
 }

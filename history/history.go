@@ -97,7 +97,9 @@ type Floors struct {
 // Phase marks the start of one phase of the run.
 type Phase struct {
 	Name string `json:"name"` // start baseline faults heal quiesce judge
-	At   int64  `json:"-"`    // the record's T
+	// Wall is the same instant as T on the wall clock; the recorder fills it in.
+	Wall time.Time `json:"wall,omitzero"`
+	At   int64     `json:"-"` // the record's T
 }
 
 // OpOutcome is what the client knows of its own operation.
@@ -189,6 +191,9 @@ type Attempt struct {
 	// ReplyWritten is set when the whole final reply was handed to the socket.
 	ReplyWritten bool   `json:"reply_written"`
 	Reply        string `json:"reply,omitempty"` // the final reply's first line
+	// PeerGone is set when the client's end was seen closed before the reply
+	// was written: it reached nobody.
+	PeerGone bool `json:"peer_gone,omitempty"`
 	// ClosedWithoutStoring is proof of absence: the attempt is over and
 	// nothing was kept.
 	ClosedWithoutStoring bool `json:"closed_without_storing"`
@@ -215,7 +220,7 @@ type Change struct {
 	Old      map[string]string `json:"old,omitempty"`
 	New      map[string]string `json:"new,omitempty"`
 
-	// At is CommitAt on the run's time base, by the pair in Meta.
+	// At is CommitAt on the run's time base: see [History.Monotonic].
 	At int64 `json:"-"`
 }
 
@@ -237,7 +242,9 @@ type Final struct {
 	// wall seconds per process name.
 	Usage map[string]Usage `json:"usage,omitempty"`
 
-	At int64 `json:"-"` // the record's T
+	// Wall is the same instant as T on the wall clock; the recorder fills it in.
+	Wall time.Time `json:"wall,omitzero"`
+	At   int64     `json:"-"` // the record's T
 }
 
 // Usage is what a process consumed over a stretch of time.

@@ -25,6 +25,8 @@ type History struct {
 	Refused   []Refused
 	// Start and End are the earliest and the latest time of any record.
 	Start, End int64
+	// pairs of the two clocks, in order; both rise.
+	pairs []clockPair
 	// Problems are lines that could not be read or contradict themselves.
 	Problems []Problem
 }
@@ -173,11 +175,9 @@ func (h *History) arrange() {
 		}
 		return byTime(a.Order, b.Order)
 	})
-	if h.Meta == nil {
-		return
-	}
+	h.pairClocks()
 	for i := range h.Changes {
-		h.Changes[i].At = h.Meta.At + h.Changes[i].CommitAt.Sub(h.Meta.Wall).Nanoseconds()
+		h.Changes[i].At = h.Monotonic(h.Changes[i].CommitAt)
 	}
 }
 

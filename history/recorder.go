@@ -58,13 +58,9 @@ func Create(path string) (*Recorder, error) {
 }
 
 // Meta records what the run is judged by. It must be the first record. A zero
-// Wall is filled in, together with the record's time.
+// Wall is filled in.
 func (r *Recorder) Meta(m Meta) error {
-	t := Now()
-	if m.Wall.IsZero() {
-		m.Wall = time.Now()
-	}
-	return r.Record(Record{T: t, Kind: KindMeta, Meta: &m})
+	return r.Record(Record{T: Now(), Kind: KindMeta, Meta: &m})
 }
 
 // Phase records that a phase starts now.
@@ -86,11 +82,7 @@ func (r *Recorder) Fault(f Fault) error {
 
 // Process records an event in the life of a process, as of now.
 func (r *Recorder) Process(p Process) error {
-	t := Now()
-	if p.Wall.IsZero() {
-		p.Wall = time.Now()
-	}
-	return r.Record(Record{T: t, Kind: KindProcess, Process: &p})
+	return r.Record(Record{T: Now(), Kind: KindProcess, Process: &p})
 }
 
 // Attempt records one row of the far side's ledger.
@@ -115,6 +107,7 @@ func (r *Recorder) Note(format string, args ...any) error {
 
 // Record appends any record.
 func (r *Recorder) Record(rec Record) error {
+	stampWall(&rec)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -125,6 +118,31 @@ func (r *Recorder) Record(rec Record) error {
 		return errors.Join(err, r.write(refusal(rec, err)))
 	}
 	return r.write(rec)
+}
+
+// stampWall pairs the record's time with the wall clock, where a record has
+// room for it and the caller left it empty: the pairs place what other clocks
+// stamped, a commit for one, on the run's time base.
+func stampWall(rec *Record) {
+	wall := func() time.Time { return time.Now().Add(time.Duration(rec.T - Now())) }
+	switch {
+	case rec.Meta != nil && rec.Meta.Wall.IsZero():
+		m := *rec.Meta
+		m.Wall = wall()
+		rec.Meta = &m
+	case rec.Phase != nil && rec.Phase.Wall.IsZero():
+		p := *rec.Phase
+		p.Wall = wall()
+		rec.Phase = &p
+	case rec.Process != nil && rec.Process.Wall.IsZero():
+		p := *rec.Process
+		p.Wall = wall()
+		rec.Process = &p
+	case rec.Final != nil && rec.Final.Wall.IsZero():
+		f := *rec.Final
+		f.Wall = wall()
+		rec.Final = &f
+	}
 }
 
 func refusal(rec Record, cause error) Record {

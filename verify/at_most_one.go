@@ -26,7 +26,7 @@ var atMostOne = rule{
 func checkExtraCopies(e *Evidence, m *Mail, copies []*history.Attempt, r *report) {
 	for i := 1; i < len(copies); i++ {
 		before, extra := copies[i-1], copies[i]
-		if e.unsettled(m, before, extra.DotAt) != "" || e.overtaken(extra) != "" {
+		if e.unsettled(m, before, extra.DotAt) != "" || e.overtaken(m, extra) != "" {
 			continue
 		}
 		r.breach(m.Key, "copy %d of %d (attempt %d) has no excuse: attempt %d before it was answered %q, and no fault kept the system from writing that down",
@@ -37,11 +37,11 @@ func checkExtraCopies(e *Evidence, m *Mail, copies []*history.Attempt, r *report
 // overtaken says why an attempt was sent although another had taken the mail
 // over: its process was stopped past the lease, or the dot had left a process
 // that was killed before the server read it.
-func (e *Evidence) overtaken(a *history.Attempt) string {
+func (e *Evidence) overtaken(m *Mail, a *history.Attempt) string {
 	if name, _ := e.death(a, a.From, a.DotAt); name != "" {
 		return name + " was killed before the server read its dot"
 	}
-	if name, s := e.stopped(a); name != "" && s.to <= a.DotAt+sameInstant {
+	if name, s := e.stopped(m, a); name != "" && s.to <= a.DotAt+sameInstant {
 		return name + " was stopped past its lease and woke"
 	}
 	return ""

@@ -11,7 +11,7 @@ import (
 // system has no such column, and the checks that need it are left out.
 type Columns struct {
 	Mails  MailColumns
-	Outbox OutboxColumns
+	Outbox string // table of the outbox, schema-qualified
 	Orders OrderColumns
 }
 
@@ -26,15 +26,6 @@ type MailColumns struct {
 	LockedUntil   string
 	NextAttemptAt string
 	CancelAsked   string
-}
-
-// OutboxColumns are those of the outbox of the system that takes orders.
-type OutboxColumns struct {
-	Database    string // where the table is; "" accepts any
-	Table       string
-	EventID     string
-	Key         string
-	PublishedAt string
 }
 
 // OrderColumns are those of the orders that mails are about.
@@ -52,9 +43,7 @@ func DefaultColumns() Columns {
 			Limit: "attempt_limit", Token: "token", LockedUntil: "locked_until", NextAttemptAt: "next_attempt_at",
 			CancelAsked: "cancel_requested",
 		},
-		Outbox: OutboxColumns{
-			Database: "booking", Table: "public.outbox", EventID: "event_id", Key: "dedupe_key", PublishedAt: "published_at",
-		},
+		Outbox: "public.outbox",
 		Orders: OrderColumns{Table: "public.bookings", ID: "id", Status: "status", Confirmed: "CONFIRMED"},
 	}
 }

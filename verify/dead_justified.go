@@ -48,7 +48,7 @@ func (e *Evidence) lifetime(m *Mail) (from, to int64) {
 func checkDeadAlerts(e *Evidence, m *Mail, r *report) {
 	alerts := 0
 	for _, a := range m.Alerts {
-		if a.Kind == alertDead {
+		if alertKind(a) == alertDead {
 			alerts++
 		}
 	}

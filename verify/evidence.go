@@ -18,6 +18,10 @@ type Evidence struct {
 	// Mails by dedupe key, in the order of Keys (sorted).
 	Mails map[string]*Mail
 	Keys  []string
+	// Strays is what names no key and cannot be told to belong to one: an
+	// attempt that ended before its headers were read, to a recipient who
+	// expects several mails.
+	Strays Mail
 
 	lives        map[string]*life  // process → its kills and pauses
 	clients      map[string]string // client name of an attempt → process
@@ -54,8 +58,14 @@ func NewEvidence(h *history.History, columns Columns) *Evidence {
 		m := e.mail(h.Ops[i].Key)
 		m.Ops = append(m.Ops, &h.Ops[i])
 	}
+	owners := keysOfRecipients(h.Ops)
 	for i := range h.Attempts {
-		m := e.mail(h.Attempts[i].Key)
+		a := &h.Attempts[i]
+		key := a.Key
+		if key == "" {
+			key = owners[strings.ToLower(a.Recipient)]
+		}
+		m := e.mail(key)
 		m.Attempts = append(m.Attempts, &h.Attempts[i])
 	}
 	e.addMoves()
@@ -72,7 +82,28 @@ func NewEvidence(h *history.History, columns Columns) *Evidence {
 	return e
 }
 
+// keysOfRecipients finds the key of each recipient who expects one mail. A
+// server that refuses a recipient never sees the headers and so no key.
+func keysOfRecipients(ops []history.Op) map[string]string {
+	owners := map[string]string{}
+	for i := range ops {
+		to := strings.ToLower(ops[i].Recipient)
+		if to == "" || !asks(&ops[i]) {
+			continue
+		}
+		if key, known := owners[to]; known && key != ops[i].Key {
+			owners[to] = ""
+			continue
+		}
+		owners[to] = ops[i].Key
+	}
+	return owners
+}
+
 func (e *Evidence) mail(key string) *Mail {
+	if key == "" {
+		return &e.Strays
+	}
 	m := e.Mails[key]
 	if m == nil {
 		m = &Mail{Key: key}
@@ -249,14 +280,25 @@ func (m *Mail) discarded() bool {
 
 // Alerted reports an alert of one of these kinds.
 func (m *Mail) Alerted(kinds ...string) bool {
-	return slices.ContainsFunc(m.Alerts, func(a *history.Alert) bool { return slices.Contains(kinds, a.Kind) })
+	return slices.ContainsFunc(m.Alerts, func(a *history.Alert) bool { return slices.Contains(kinds, alertKind(a)) })
 }
 
-// accepted reports that the whole of a positive final reply was written.
-func accepted(a *history.Attempt) bool { return a.ReplyWritten && strings.HasPrefix(a.Reply, "2") }
+// alertKind is what an alert is about, however it is spelt: mail-dead,
+// dead_outbox.
+func alertKind(a *history.Alert) string {
+	kind := strings.ReplaceAll(strings.ToLower(a.Kind), "_", "-")
+	return strings.TrimPrefix(strings.TrimPrefix(kind, "mail-"), "event-")
+}
 
-// refused reports that the whole of a negative final reply was written.
-func refused(a *history.Attempt) bool { return a.ReplyWritten && !strings.HasPrefix(a.Reply, "2") }
+// answered reports that a whole final reply was written to a client that was
+// there to read it.
+func answered(a *history.Attempt) bool { return a.ReplyWritten && !a.PeerGone }
+
+// accepted reports that the answer was positive.
+func accepted(a *history.Attempt) bool { return answered(a) && strings.HasPrefix(a.Reply, "2") }
+
+// refused reports that the answer was negative.
+func refused(a *history.Attempt) bool { return answered(a) && !strings.HasPrefix(a.Reply, "2") }
 
 // refusedForGood reports a refusal that no later try can change: SMTP 5xx; of
 // an HTTP API a 4xx other than those about time, rate, concurrency and rights.

@@ -7,6 +7,11 @@ var keyDiscipline = rule{
 	statement: "A mail keeps its key, its Message-ID and its bytes over all attempts and processes; no two mails share one.",
 	check: func(e *Evidence, r *report) {
 		owners := map[string]string{} // Message-ID → key
+		for _, a := range e.Strays.Attempts {
+			if a.DotAt > 0 {
+				r.breach("", "attempt %d for %s carries no dedupe key", a.ID, a.Recipient)
+			}
+		}
 		e.mails(func(m *Mail) {
 			checkOneBooking(m, r)
 			checkAttemptKeys(m, owners, r)
@@ -36,7 +41,7 @@ func checkAttemptKeys(m *Mail, owners map[string]string, r *report) {
 		}
 		r.looked(1)
 		if a.Key == "" {
-			r.breach("", "attempt %d for %s carries no dedupe key", a.ID, a.Recipient)
+			r.breach(m.Key, "attempt %d for %s carries no dedupe key", a.ID, a.Recipient)
 			continue
 		}
 		if first == nil {

@@ -57,7 +57,7 @@ func (e *Evidence) settledBefore(m *Mail, earlier []*history.Attempt, later *his
 // that wrote it was dead by then. In all other cases the time of reading is,
 // over loopback, the time of writing.
 func (e *Evidence) dotWasOnItsWay(a *history.Attempt) bool {
-	if strings.Contains(a.Fault, "hold") && strings.Contains(a.Fault, "body") {
+	if strings.Contains(a.Fault, "body:") {
 		return true
 	}
 	name, _ := e.death(a, a.From, a.DotAt)

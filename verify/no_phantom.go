@@ -6,6 +6,9 @@ var noPhantom = rule{
 	name:      "no-phantom",
 	statement: "Every copy belongs to a mail that was asked for; what definitely failed sends nothing.",
 	check: func(e *Evidence, r *report) {
+		if n := len(e.Strays.storedAll()); n > 0 {
+			r.breach("", "%d copies were kept of mails that carry no key, of recipients who expect none or several", n)
+		}
 		e.mails(func(m *Mail) {
 			stored := len(m.storedAll())
 			r.looked(stored)

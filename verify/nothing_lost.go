@@ -33,7 +33,7 @@ const (
 	alertParked     = "parked"
 	alertStale      = "stale"
 	alertExpired    = "expired"
-	alertDeadOutbox = "dead_outbox"
+	alertDeadOutbox = "dead-outbox"
 )
 
 // lost reports a mail that is owed and neither delivered nor visible, with
@@ -73,7 +73,7 @@ func (e *Evidence) lostWithoutRow(m *Mail) (bool, string) {
 	}
 	for _, o := range m.Outbox {
 		if o.Dead {
-			return !m.Alerted(alertDeadOutbox), "its outbox row is dead, and no alert was raised"
+			return !m.Alerted(alertDeadOutbox, "outbox-dead"), "its outbox row is dead, and no alert was raised"
 		}
 	}
 	if len(m.Outbox) == 0 {

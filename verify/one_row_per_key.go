@@ -9,15 +9,20 @@ var oneRowPerKey = rule{
 				return
 			}
 			r.looked(1)
-			ids := map[string]bool{}
-			for i := range m.Moves {
-				if m.Moves[i].Op == "INSERT" {
-					ids[m.Moves[i].ID] = true
-				}
-			}
-			if n := max(len(m.Rows), len(ids)); n > 1 {
+			if n := max(len(m.Rows), m.rowsMade()); n > 1 {
 				r.breach(m.Key, "%d rows were made for one key", n)
 			}
 		})
 	},
+}
+
+// rowsMade counts the rows of the mail that the log saw made.
+func (m *Mail) rowsMade() int {
+	ids := map[string]bool{}
+	for i := range m.Moves {
+		if m.Moves[i].Op == "INSERT" {
+			ids[m.Moves[i].ID] = true
+		}
+	}
+	return len(ids)
 }

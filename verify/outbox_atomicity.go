@@ -40,7 +40,7 @@ func checkOutboxTransactions(e *Evidence, r *report) {
 	wrote := map[transaction]bool{}
 	for i := range e.Changes {
 		ch := &e.Changes[i]
-		if ch.Table == c.Outbox.Table && ch.Op == "INSERT" {
+		if ch.Table == c.Outbox && ch.Op == "INSERT" {
 			wrote[transaction{ch.Database, ch.XID}] = true
 		}
 	}

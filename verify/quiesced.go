@@ -9,8 +9,13 @@ var quiesced = rule{
 }
 
 func checkQuiesced(e *Evidence, r *report) {
+	// The bound is where judging begins; reading what was left takes a while.
+	bound, _, ok := e.Phase("judge")
+	if !ok {
+		bound = e.Final.At
+	}
 	patience := e.patience()
-	draining := e.drainedSince(e.Final.At - patience)
+	draining := e.drainedSince(bound - patience)
 	e.mails(func(m *Mail) {
 		r.looked(1)
 		if !e.waiting(m) {
@@ -22,12 +27,12 @@ func checkQuiesced(e *Evidence, r *report) {
 		}
 		last := e.lastSign(m)
 		switch {
-		case last >= e.Final.At-patience:
+		case last >= bound-patience:
 			r.find(Unknown, m.Key, "still moving at the bound: %s", why)
 		case draining:
 			r.find(Unknown, m.Key, "still waiting at the bound while others come to rest: %s", why)
 		default:
-			r.breach(m.Key, "stalled for %d ms at the bound: %s", (e.Final.At-last)/1e6, why)
+			r.breach(m.Key, "stalled for %d ms at the bound: %s", (bound-last)/1e6, why)
 		}
 	})
 }

@@ -18,23 +18,43 @@ var retryDiscipline = rule{
 		e.mails(func(m *Mail) {
 			checkGaps(e, m, r)
 			checkDueTimes(e, m, r)
-			if limit := e.limit(m); limit > 0 && len(m.Attempts) > limit+e.freeTries(m) && !m.wasReplayed() {
-				r.breach(m.Key, "%d attempts were made, %d are allowed", len(m.Attempts), limit)
-			}
+			checkLimit(e, m, r)
 		})
 	},
 }
 
-// freeTries are attempts that cost none: a throttle (HTTP 429, SMTP 421)
-// refuses the sender, not the mail.
-func (e *Evidence) freeTries(m *Mail) int {
-	n := 0
+// checkLimit counts claims where there is a log of them, else the attempts that
+// got so far that a client must count them: one that ends before its mail was
+// offered may be a dead kept connection, dialled again within the same try.
+func checkLimit(e *Evidence, m *Mail, r *report) {
+	limit := e.limit(m)
+	if limit == 0 || m.wasReplayed() {
+		return
+	}
+	if len(m.Moves) > 0 {
+		for i := range m.Moves {
+			mv := &m.Moves[i]
+			if n, ok := number(mv.New, e.Columns.Mails.Attempts); ok && mv.claim && int(n) > limit {
+				r.breach(m.Key, "claimed for attempt %d, %d are allowed (commit %d)", n, limit, mv.Order)
+			}
+		}
+		return
+	}
+	made := 0
 	for _, a := range m.Attempts {
-		if throttled(a) {
-			n++
+		if counts(a) {
+			made++
 		}
 	}
-	return n
+	if made > limit {
+		r.breach(m.Key, "%d attempts were made, %d are allowed", made, limit)
+	}
+}
+
+// counts reports an attempt that costs its sender one. A throttle (HTTP 429,
+// SMTP 421) refuses the sender, not the mail.
+func counts(a *history.Attempt) bool {
+	return (a.DotAt > 0 || refused(a)) && !throttled(a)
 }
 
 func throttled(a *history.Attempt) bool {
@@ -49,7 +69,7 @@ func checkGaps(e *Evidence, m *Mail, r *report) {
 	number := 0 // of the attempt, counted as the system counts it, or fewer
 	for i, a := range m.Attempts {
 		r.looked(1)
-		if throttled(a) {
+		if !counts(a) {
 			continue
 		}
 		number++
@@ -71,13 +91,13 @@ func checkGaps(e *Evidence, m *Mail, r *report) {
 func checkGap(e *Evidence, m *Mail, a, next *history.Attempt, number int, r *report) {
 	// An attempt that was cut short by a fault comes again when its lease is
 	// over; single-flight judges that.
-	if accepted(a) || e.struckBeforeSettled(a, next.From) != "" {
+	if accepted(a) || e.struckBeforeSettled(m, a, next.From) != "" {
 		return
 	}
 	// Without a whole reply the client may have given up any time after the
 	// dot, or after the first byte.
 	over := max(a.From, a.DotAt)
-	if a.ReplyWritten {
+	if answered(a) {
 		over = a.To
 	}
 	want := leastDelay(e.Meta.RetryDelays, number)

@@ -122,7 +122,7 @@ func (e *Evidence) attemptLines(m *Mail) []storyLine {
 		if a.DotAt > 0 {
 			lines = append(lines, storyLine{a.DotAt, fmt.Sprintf("server      attempt %d: dot read, %s", a.ID, kept(a))})
 		}
-		lines = append(lines, storyLine{a.To, fmt.Sprintf("server      attempt %d over at %s: %s", a.ID, a.Stage, answered(a))})
+		lines = append(lines, storyLine{a.To, fmt.Sprintf("server      attempt %d over at %s: %s", a.ID, a.Stage, outcomeOf(a))})
 	}
 	return lines
 }
@@ -138,10 +138,13 @@ func kept(a *history.Attempt) string {
 	}
 }
 
-func answered(a *history.Attempt) string {
+func outcomeOf(a *history.Attempt) string {
 	text := "no whole reply written"
 	if a.ReplyWritten {
 		text = "replied " + a.Reply
+	}
+	if a.ReplyWritten && a.PeerGone {
+		text += " to a client that was gone"
 	}
 	if a.ClosedWithoutStoring {
 		text += ", closed without storing"

@@ -5,9 +5,10 @@ import "slices"
 // legal is the state table: status before → statuses that may follow. ""
 // stands for no row. Transitions out of a final state are terminal-is-final's.
 var legal = map[string][]string{
-	"":        {stPending, stCancelled, stExpired},
-	stPending: {stSending, stSent, stUnknown, stCancelled, stExpired},
-	stFailed:  {stSending, stSent, stUnknown, stCancelled, stExpired},
+	"": {stPending, stCancelled, stExpired},
+	// W → DEAD without a try: a channel that has no sender.
+	stPending: {stSending, stSent, stUnknown, stCancelled, stExpired, stDead},
+	stFailed:  {stSending, stSent, stUnknown, stCancelled, stExpired, stDead},
 	stSending: {stSent, stFailed, stUnknown, stDead, stCancelled},
 	stUnknown: {stSent, stCancelled, stPending},
 }

@@ -113,8 +113,8 @@ func (e *Evidence) death(a *history.Attempt, from, to int64) (name string, at in
 // stopped returns a stretch in which the attempt's process was stopped, began
 // it before the attempt's outcome could be written down, and came back only
 // after the lease was over.
-func (e *Evidence) stopped(a *history.Attempt) (name string, s span) {
-	leaseOver := e.leaseStart(a) + e.Meta.Lease.Nanoseconds()
+func (e *Evidence) stopped(m *Mail, a *history.Attempt) (name string, s span) {
+	leaseOver := e.leaseStart(m, a) + e.Meta.Lease.Nanoseconds()
 	for name, l := range e.livesOf(a) {
 		for _, s := range l.pauses {
 			if s.from <= a.To+sameInstant && s.to >= a.From && s.to >= leaseOver-sameInstant {
@@ -127,9 +127,8 @@ func (e *Evidence) stopped(a *history.Attempt) (name string, s span) {
 
 // leaseStart is when the lease under which an attempt was made began: the
 // commit of the latest claim before it, or the attempt's first byte.
-func (e *Evidence) leaseStart(a *history.Attempt) int64 {
+func (e *Evidence) leaseStart(m *Mail, a *history.Attempt) int64 {
 	start := a.From
-	m := e.Mails[a.Key]
 	for i := range m.Moves {
 		if m.Moves[i].claim && m.Moves[i].At <= a.From+sameInstant {
 			start = min(m.Moves[i].At, a.From)
@@ -164,8 +163,8 @@ func committedSent(m *Mail, until int64) (int64, bool) {
 // down before until; "" means that it could. Only an attempt whose dot was
 // read, or whose process may still send it, can be unsettled.
 func (e *Evidence) unsettled(m *Mail, a *history.Attempt, until int64) string {
-	if a.DotAt > 0 && !a.ReplyWritten {
-		return "its dot was read and no whole reply was written"
+	if a.DotAt > 0 && !answered(a) {
+		return "its dot was read and no whole reply reached anybody"
 	}
 	limit := e.sendDeadline.Nanoseconds()
 	if limit == 0 {
@@ -177,18 +176,18 @@ func (e *Evidence) unsettled(m *Mail, a *history.Attempt, until int64) string {
 	if _, ok := committedSent(m, until); ok {
 		return ""
 	}
-	return e.struckBeforeSettled(a, until)
+	return e.struckBeforeSettled(m, a, until)
 }
 
 // struckBeforeSettled looks for a fault that kept the system from writing an
 // attempt's outcome down before until.
-func (e *Evidence) struckBeforeSettled(a *history.Attempt, until int64) string {
+func (e *Evidence) struckBeforeSettled(m *Mail, a *history.Attempt, until int64) string {
 	// A worker that lives settles within its lease or not at all.
 	bound := min(until, a.To+e.Meta.Lease.Nanoseconds()) + sameInstant
 	if name, at := e.death(a, a.From, bound); name != "" {
 		return fmt.Sprintf("%s was killed at %s, before it could commit the outcome", name, e.ms(at))
 	}
-	if name, s := e.stopped(a); name != "" {
+	if name, s := e.stopped(m, a); name != "" {
 		return fmt.Sprintf("%s was stopped from %s to %s, past its lease", name, e.ms(s.from), e.ms(s.to))
 	}
 	if f := e.databaseStruck(a.From, bound); f != nil {

@@ -1,0 +1,549 @@
+package verify_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"mailproof/history"
+	"mailproof/verify"
+)
+
+// Every life that the system's rules allow passes every invariant, alone and
+// all of them in one run.
+func TestGoodHistoriesPass(t *testing.T) {
+	t.Parallel()
+	for _, mode := range modes {
+		policy, server := mode[0], mode[1]
+		named := lives(policy, server)
+		maps.Copy(named, struckLives(policy, server))
+		for _, name := range slices.Sorted(maps.Keys(named)) {
+			t.Run(policy+"/"+server+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(policy, server)
+				w.mail("first").delivered()
+				named[name](w.mail("b1"))
+				requirePass(t, w.rest().judge())
+			})
+		}
+		t.Run(policy+"/"+server+"/all in one run", func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(policy, server)
+			for i, name := range slices.Sorted(maps.Keys(named)) {
+				named[name](w.mail(simName(i)))
+			}
+			requirePass(t, w.rest().judge())
+		})
+	}
+}
+
+func requirePass(t require.TestingT, res verify.Result) {
+	if res.Verdict == verify.Pass {
+		for _, c := range res.Checked {
+			require.Empty(t, c.Skipped, c.Name)
+		}
+		return
+	}
+	require.Fail(t, "a good history does not pass", explain(res))
+}
+
+func explain(res verify.Result) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "verdict %s\n", res.Verdict)
+	for _, f := range res.Findings {
+		fmt.Fprintf(&b, "%s %s %s: %s\n  %s\n", f.Verdict, f.Invariant, f.Key, f.Text, strings.Join(f.Story, "\n  "))
+	}
+	return b.String()
+}
+
+// golden is a minimal bad history: exactly one checker finds something.
+type golden struct {
+	invariant string
+	name      string
+	mode      [2]string
+	verdict   verify.Verdict
+	text      string // part of the finding
+	build     func(w *world)
+	edit      func(w *world) // after the end was read
+}
+
+var (
+	sameKey = [2]string{"same-key", "deduplicating"}
+	resend  = [2]string{"resend", "plain"}
+	hold    = [2]string{"hold", "plain"}
+)
+
+func goldens() []golden {
+	one := func(f func(m *mail)) func(w *world) {
+		return func(w *world) { f(w.mail("b1")) }
+	}
+	delivered := one(func(m *mail) { m.delivered() })
+	return []golden{
+		// well-formed-history
+		{
+			invariant: "well-formed-history", name: "two operations open", mode: hold, verdict: verify.HarnessError, text: "was open",
+			build: one(func(m *mail) {
+				m.delivered()
+				o := *m.op("confirm", history.OpOK)
+				m.w.add(history.Record{T: o.Return, Kind: history.KindOp, Op: &o})
+			}),
+		},
+		{
+			invariant: "well-formed-history", name: "log ends early", mode: hold, verdict: verify.HarnessError, text: "the log ends at",
+			build: delivered, edit: func(w *world) { w.dropChange("SENT") },
+		},
+		{
+			invariant: "well-formed-history", name: "a record was refused", mode: hold, verdict: verify.HarnessError, text: "refused a record",
+			build: func(w *world) {
+				w.mail("b1").delivered()
+				w.add(history.Record{T: w.now, Kind: history.KindRefused, Refused: &history.Refused{Kind: history.KindOp, Reason: "no key"}})
+			},
+		},
+		{
+			invariant: "well-formed-history", name: "unreadable line", mode: hold, verdict: verify.HarnessError, text: "line ",
+			build: func(w *world) { w.mail("b1").delivered(); w.add(history.Record{T: 0, Kind: history.KindNote}) },
+		},
+		{
+			invariant: "well-formed-history", name: "deadline is no duration", mode: hold, verdict: verify.HarnessError, text: "send_deadline",
+			build: delivered, edit: func(w *world) { w.meta.Params[history.ParamSendDeadline] = "soon" },
+		},
+		{
+			invariant: "well-formed-history", name: "an invariant that does not exist", mode: hold, verdict: verify.HarnessError, text: "exactly-once",
+			build: delivered, edit: func(w *world) { w.meta.Invariants = []string{"nothing-lost", "exactly-once"} },
+		},
+		// assurance
+		{
+			invariant: "assurance", name: "no traffic", mode: hold, verdict: verify.Invalid, text: "floor is 1",
+			build: func(w *world) {}, edit: func(w *world) { w.final.Outbox, w.final.Topic = []history.OutboxLeft{}, []history.TopicRecord{} },
+		},
+		{
+			invariant: "assurance", name: "fault without a witness", mode: hold, verdict: verify.Invalid, text: "nothing witnesses",
+			build: func(w *world) { w.mail("b1").delivered(); w.fault("lose-250", "smtp server", 1).Witness = "" },
+		},
+		{
+			invariant: "assurance", name: "fault that never struck", mode: hold, verdict: verify.Invalid, text: "struck 0 times",
+			build: func(w *world) { w.mail("b1").delivered(); w.fault("lose-250", "smtp server", 1).Count = 0 },
+		},
+		{
+			invariant: "assurance", name: "fault that may have struck", mode: hold, verdict: verify.Invalid, text: "not known whether",
+			build: func(w *world) {
+				w.mail("b1").delivered()
+				w.fault("lose-250", "smtp server", 1).Outcome = history.Indeterminate
+			},
+		},
+		{
+			invariant: "assurance", name: "too few faults", mode: hold, verdict: verify.Invalid, text: "0 faults were installed",
+			build: delivered, edit: func(w *world) { w.meta.Floors.Faults = 1 },
+		},
+		{
+			invariant: "assurance", name: "planned fault without a record", mode: hold, verdict: verify.Invalid, text: "kill was planned",
+			build: delivered, edit: func(w *world) { w.meta.Params[history.ParamFaults] = "kill" },
+		},
+		{
+			invariant: "assurance", name: "no cancel was acknowledged", mode: hold, verdict: verify.Invalid, text: "no cancel",
+			build: one(func(m *mail) { m.delivered().op("cancel", history.OpUnknown) }),
+		},
+		{
+			invariant: "assurance", name: "arrivals missing", mode: hold, verdict: verify.Invalid, text: "1 of 2 scheduled",
+			build: delivered, edit: func(w *world) { w.meta.Params[history.ParamArrivals] = "2" },
+		},
+		{
+			invariant: "assurance", name: "ledger not empty at the start", mode: hold, verdict: verify.Invalid, text: "start was not empty",
+			build: func(w *world) {
+				m := w.mail("b1")
+				m.try(refuse("451 later"))
+				w.pass(time.Second)
+				m.delivered()
+			},
+		},
+		{
+			invariant: "assurance", name: "table not empty at the start", mode: hold, verdict: verify.Invalid, text: "table was not empty",
+			build: delivered, edit: func(w *world) { w.dropChange("PENDING") },
+		},
+		{
+			invariant: "assurance", name: "evidence of a named invariant is missing", mode: hold, verdict: verify.Invalid, text: "could not be judged",
+			build: delivered, edit: func(w *world) {
+				w.meta.Invariants = []string{"nothing-lost", "relay-complete"}
+				w.final.Topic = nil
+			},
+		},
+		// nothing-lost
+		{
+			invariant: "nothing-lost", name: "no row anywhere", mode: resend, text: "no row of it exists", build: func(w *world) {
+				w.mail("b0").delivered()
+				w.mail("b1").op("confirm", history.OpOK)
+			}, edit: func(w *world) { w.meta.Invariants = without("outbox-atomicity") },
+		},
+		{invariant: "nothing-lost", name: "event swallowed by the bridge", mode: resend, text: "holds no row", build: one(func(m *mail) {
+			m.op("confirm", history.OpOK)
+			m.relayed()
+		})},
+		{invariant: "nothing-lost", name: "unknown to the client, then lost", mode: resend, text: "holds no row", build: func(w *world) {
+			w.mail("b0").delivered()
+			m := w.mail("b1")
+			m.op("confirm", history.OpUnknown)
+			m.relayed()
+		}},
+		{invariant: "nothing-lost", name: "dead without a dead letter", mode: resend, text: "no message", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("550 5.1.1 no")).dead().letters = 0
+		})},
+		{invariant: "nothing-lost", name: "dead without an alert", mode: resend, text: "no alert", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("550 5.1.1 no")).dead().alerts = nil
+		})},
+		{invariant: "nothing-lost", name: "unknown without an alert", mode: hold, text: "no alert", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(lostBeforeStored).unknown().alerts = nil
+		})},
+		{invariant: "nothing-lost", name: "expired without an alert", mode: hold, text: "no alert", build: one(func(m *mail) {
+			m.confirmed().settled("EXPIRED", nil)
+		})},
+		{invariant: "nothing-lost", name: "cancelled by nobody", mode: hold, text: "nobody cancelled", build: one(func(m *mail) {
+			m.confirmed().settled("CANCELLED", nil)
+		})},
+		{invariant: "nothing-lost", name: "dead in the outbox, no alert", mode: hold, text: "outbox row is dead", build: func(w *world) {
+			lives("hold", "plain")["dead in the outbox"](w.mail("b1"))
+			w.mails[0].alerts = nil
+		}},
+		// at-most-one
+		{invariant: "at-most-one", name: "held mail sent again", mode: hold, text: "2 copies", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(lost250).unclear().claimed("notifyd-1.w1").try().sent()
+		})},
+		{invariant: "at-most-one", name: "a key that changed on the way", mode: sameKey, text: "2 copies", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(lost250).unclear().claimed("notifyd-1.w1").try().sent()
+		})},
+		// no-needless-send
+		{invariant: "no-needless-send", name: "hidden by the server's memory", mode: sameKey, text: "had been answered", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try().unclear().claimed("notifyd-1.w1").try(known).sent()
+		})},
+		{invariant: "no-needless-send", name: "sent, and sent again", mode: sameKey, text: "had been answered", build: one(func(m *mail) {
+			m.delivered().w.pass(time.Second)
+			m.try(known)
+		})},
+		{invariant: "no-needless-send", name: "killed after the mark was committed", mode: sameKey, text: "had been answered", build: one(func(m *mail) {
+			m.delivered().w.process("notifyd-1", "killed")
+			m.w.pass(simLease)
+			m.client = "notifyd-2.w1"
+			m.try(known)
+		})},
+		{invariant: "no-needless-send", name: "woken past its lease, no check before the dot", mode: sameKey, text: "attempt 1 was sent, although attempt 2", build: one(func(m *mail) {
+			w := m.w
+			m.confirmed().claimed("notifyd-1.w1").try(known)
+			late := m.lastTry
+			w.process("notifyd-1", "paused")
+			w.pass(simLease)
+			m.claimed("notifyd-2.w1").try().sent()
+			w.process("notifyd-1", "resumed")
+			w.step()
+			late.DotAt, late.To = w.now, w.now+1000
+		})},
+		// no-phantom
+		{invariant: "no-phantom", name: "nobody asked for it", mode: hold, text: "nobody asked", build: func(w *world) {
+			w.mail("b0").delivered()
+			w.mail("b1").arrives().claimed("notifyd-1.w1").try().sent()
+		}},
+		{invariant: "no-phantom", name: "its request failed", mode: hold, text: "definitely failed", build: func(w *world) {
+			w.mail("b0").delivered()
+			m := w.mail("b1")
+			m.op("confirm", history.OpFail)
+			m.arrives().claimed("notifyd-1.w1").try().sent()
+		}},
+		// sent-is-true
+		{invariant: "sent-is-true", name: "cancelled, and delivered", mode: hold, text: "cancelled, and the customer has 1", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try()
+			m.op("cancel", history.OpOK)
+			m.settled("CANCELLED", nil)
+		})},
+		{invariant: "sent-is-true", name: "dead, and delivered", mode: hold, text: "dead, and the customer has 1", build: one(func(m *mail) {
+			m.confirmed()
+			for range 2 {
+				m.claimed("notifyd-1.w1").try(refuse("451 later")).failed()
+			}
+			m.claimed("notifyd-1.w1").try(lost250).dead()
+		})},
+		// unknown-justified
+		{invariant: "unknown-justified", name: "refused, and called unknown", mode: hold, text: "every attempt was answered", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 later")).unknown()
+		})},
+		{invariant: "unknown-justified", name: "given up too early", mode: resend, text: "policy resend tries again", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(lost250).unknown()
+		})},
+		// dead-justified
+		{invariant: "dead-justified", name: "given up too early", mode: hold, text: "after 1 of 3", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 later")).dead()
+		})},
+		{invariant: "dead-justified", name: "attempts that nobody saw", mode: hold, text: "saw only 1", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").failed().claimed("notifyd-1.w1").failed().claimed("notifyd-1.w1").try(refuse("451 later")).dead()
+		})},
+		{invariant: "dead-justified", name: "dead letter of a delivered mail", mode: hold, text: "dead-letter queue holds", build: one(func(m *mail) {
+			m.delivered().letters = 1
+		})},
+		{invariant: "dead-justified", name: "alert of a mail that lives", mode: hold, text: "never was", build: one(func(m *mail) {
+			m.delivered().alerts = []string{"mail-dead"}
+		})},
+		{invariant: "dead-justified", name: "alerted twice", mode: hold, text: "2 alerts for 1 deaths", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("550 no")).dead().alerts = []string{"mail-dead", "mail-dead"}
+		})},
+		// quiesced
+		{invariant: "quiesced", name: "stalled", mode: hold, text: "stalled for", build: one(func(m *mail) {
+			m.delivered()
+			m.w.mail("b2").confirmed()
+			m.w.pass(time.Minute)
+		})},
+		{invariant: "quiesced", name: "still moving", mode: hold, verdict: verify.Unknown, text: "still moving", build: one(func(m *mail) {
+			m.delivered()
+			m.w.mail("b2").confirmed()
+		})},
+		{invariant: "quiesced", name: "backlog is drained", mode: hold, verdict: verify.Unknown, text: "while others come to rest", build: one(func(m *mail) {
+			m.confirmed()
+			m.w.pass(time.Minute)
+			m.w.mail("b2").delivered()
+		})},
+		{invariant: "quiesced", name: "a mail that loops does not count as draining", mode: hold, text: "stalled for", build: func(w *world) {
+			w.mail("b0").delivered()
+			w.mail("b1").confirmed()
+			w.pass(time.Minute)
+		}},
+		// retry-discipline
+		{invariant: "retry-discipline", name: "tried again at once", mode: hold, text: "the delay is 200ms", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 later"))
+			m.settled("FAILED", map[string]string{"unsettled": "0"}).claimed("notifyd-1.w1").try().sent()
+		})},
+		{invariant: "retry-discipline", name: "claimed before it was due", mode: hold, text: "before it was due", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 later"))
+			m.settled("FAILED", map[string]string{"unsettled": "0", "next_attempt_at": m.pg(time.Minute)})
+			m.w.pass(time.Second)
+			m.claimed("notifyd-1.w1").try().sent()
+		})},
+		{invariant: "retry-discipline", name: "tried after a permanent refusal", mode: hold, text: "refused for good", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("550 no")).failed().claimed("notifyd-1.w1").try().sent()
+		})},
+		{invariant: "retry-discipline", name: "tried too often", mode: hold, text: "attempt 4, 3 are allowed", build: one(func(m *mail) {
+			m.confirmed()
+			for range 3 {
+				m.claimed("notifyd-1.w1").try(refuse("451 later")).failed()
+			}
+			m.claimed("notifyd-1.w1").try().sent()
+		})},
+		// single-flight
+		{invariant: "single-flight", name: "lease of another ignored", mode: sameKey, text: "lease of token 1 lived", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(lost250)
+			m.w.pass(time.Second)
+			m.claimed("notifyd-2.w1").try(known).sent()
+		})},
+		{invariant: "single-flight", name: "token skipped", mode: hold, text: "token 5 after 0", build: one(func(m *mail) {
+			m.confirmed().change(map[string]string{"status": "SENDING", "token": "5", "attempts": "1", "unsettled": "1", "locked_until": m.pg(simLease)})
+			m.try().sent()
+		})},
+		{invariant: "single-flight", name: "token moved without a claim", mode: hold, text: "without a claim", build: one(func(m *mail) {
+			m.delivered().change(map[string]string{"token": "0"})
+		})},
+		// terminal-is-final
+		{invariant: "terminal-is-final", name: "cancelled, then pending again", mode: hold, text: "CANCELLED is final", build: one(func(m *mail) {
+			m.confirmed().cancelled().change(map[string]string{"status": "PENDING"})
+			m.claimed("notifyd-1.w1").try().sent()
+		})},
+		{invariant: "terminal-is-final", name: "replay undoes a cancel", mode: hold, text: "cancel was asked for", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("550 no")).dead()
+			m.op("cancel", history.OpOK)
+			m.change(map[string]string{"cancel_requested": "true"})
+			m.change(map[string]string{"status": "PENDING"})
+			m.letters = 0
+			m.claimed("notifyd-1.w1").try().sent()
+		})},
+		{invariant: "terminal-is-final", name: "unfinished row deleted", mode: hold, text: "deleted while it was PENDING", build: one(func(m *mail) {
+			m.delivered()
+			m.row["status"] = "PENDING"
+			m.change(map[string]string{"status": "SENT"})
+			b := m.w.mail("b2").confirmed()
+			b.op("cancel", history.OpOK)
+			b.deleted()
+		})},
+		// legal-transitions
+		{invariant: "legal-transitions", name: "sent without a claim, back to pending", mode: hold, text: "SENDING → PENDING", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").settled("PENDING", nil).claimed("notifyd-1.w1").try().sent()
+		})},
+		{invariant: "legal-transitions", name: "born dead", mode: hold, text: "(no row) → SENT", build: one(func(m *mail) {
+			m.op("confirm", history.OpOK)
+			m.relayed().change(map[string]string{"status": "SENT"})
+			m.try()
+		})},
+		// one-row-per-key
+		{invariant: "one-row-per-key", name: "two rows for one event", mode: hold, text: "2 rows", build: one(func(m *mail) {
+			m.delivered()
+			m.row = nil
+			m.op("cancel", history.OpOK)
+			m.change(map[string]string{"id": "id-other", "status": "CANCELLED"})
+		}), edit: func(w *world) { w.final.Rows[0].State = "sent" }},
+		// key-discipline
+		{invariant: "key-discipline", name: "Message-ID made anew", mode: hold, text: "has Message-ID", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuseAfterDot("451 later")).failed()
+			m.claimed("notifyd-1.w1").try(func(a *history.Attempt) { a.MessageID = "<other@mailproof.test>" }).sent()
+		})},
+		{invariant: "key-discipline", name: "bytes changed", mode: hold, text: "bytes of attempt 2 differ", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuseAfterDot("451 later")).failed()
+			m.claimed("notifyd-1.w1").try(func(a *history.Attempt) { a.BodyHash = "other" }).sent()
+		})},
+		{invariant: "key-discipline", name: "no key in the mail", mode: hold, text: "carries no dedupe key", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(func(a *history.Attempt) { a.Key = "" }).sent()
+		})},
+		{invariant: "key-discipline", name: "two mails, one Message-ID", mode: hold, text: "is also that of", build: func(w *world) {
+			w.mail("b1").delivered()
+			w.mail("b2").confirmed().claimed("notifyd-1.w1").try(func(a *history.Attempt) { a.MessageID = "<b1@mailproof.test>" }).sent()
+		}},
+		{invariant: "key-discipline", name: "two bookings, one key", mode: hold, text: "share one key", build: one(func(m *mail) {
+			m.delivered().op("confirm", history.OpOK).Booking = "b2"
+		})},
+		// content-and-recipient
+		{invariant: "content-and-recipient", name: "sent to another customer", mode: hold, text: "the customer is", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(func(a *history.Attempt) { a.Recipient = "eve@customers.test" }).sent()
+		})},
+		{
+			invariant: "content-and-recipient", name: "row of another booking", mode: hold, text: "names booking b9",
+			build: delivered, edit: func(w *world) { w.final.Rows[0].Booking = "b9" },
+		},
+		// outbox-atomicity
+		{invariant: "outbox-atomicity", name: "acknowledged without an outbox row", mode: hold, text: "holds no row", build: func(w *world) {
+			w.mail("b0").delivered()
+			m := w.mail("b1")
+			m.op("confirm", history.OpOK)
+			m.arrives().claimed("notifyd-1.w1").try().sent()
+		}},
+		{invariant: "outbox-atomicity", name: "failed, and an outbox row", mode: hold, text: "definitely failed", build: func(w *world) {
+			w.mail("b0").delivered()
+			m := w.mail("b1")
+			m.op("confirm", history.OpFail)
+			m.relayed().arrives().cancelledSilently()
+		}},
+		{invariant: "outbox-atomicity", name: "two transactions", mode: hold, text: "which wrote no outbox row", build: delivered, edit: func(w *world) {
+			for _, r := range w.records {
+				if r.Change != nil && r.Change.Table == "public.outbox" {
+					r.Change.XID++
+				}
+			}
+		}},
+		// relay-complete
+		{
+			invariant: "relay-complete", name: "marked, and not in the topic", mode: hold, text: "marked published", build: one(func(m *mail) {
+				m.delivered().topic = 0
+			}), edit: func(w *world) { w.final.Topic = []history.TopicRecord{} },
+		},
+		{invariant: "relay-complete", name: "never published", mode: hold, text: "never published", build: one(func(m *mail) {
+			m.delivered()
+			m.topic, m.outbox.Published = 0, false
+		}), edit: func(w *world) { w.final.Topic = []history.TopicRecord{} }},
+		{invariant: "relay-complete", name: "a later event overtook", mode: hold, text: "overtook", build: one(func(m *mail) {
+			m.delivered()
+		}), edit: func(w *world) {
+			later := w.final.Outbox[0]
+			later.EventID = "event-cancel"
+			w.final.Outbox = append(w.final.Outbox, later)
+			w.final.Topic[0].Offset = 1
+			w.final.Topic = append(w.final.Topic, history.TopicRecord{Offset: 0, EventID: "event-cancel", Key: later.Key})
+		}},
+		// queue-conservation
+		{
+			invariant: "queue-conservation", name: "a classic queue", mode: hold, text: "not a quorum queue",
+			build: delivered, edit: func(w *world) { w.final.Queues[0].Type = "classic" },
+		},
+		{
+			invariant: "queue-conservation", name: "one member", mode: hold, text: "has 1 members",
+			build: delivered, edit: func(w *world) { w.final.Queues[0].Members = 1 },
+		},
+		{
+			invariant: "queue-conservation", name: "stuck in the dead-letter worker", mode: hold, text: "1 messages, 0 ready",
+			build: delivered, edit: func(w *world) { w.final.Queues[1].Messages = 1 },
+		},
+		{
+			invariant: "queue-conservation", name: "a dead letter that cannot be read", mode: hold, text: "0 could be read",
+			build: delivered, edit: func(w *world) { w.final.Queues[2].Messages = 1 },
+		},
+		// sweeper-explained
+		{
+			invariant: "sweeper-explained", name: "a rescue without a fault", mode: hold, text: "counts 2",
+			build: delivered, edit: func(w *world) { w.final.Counters[`sweeper_rescues_total{cause="lease"}`] = 2 },
+		},
+		{
+			invariant: "sweeper-explained", name: "a rescue and a fault that explains none", mode: hold, text: "counts 2",
+			build: func(w *world) { w.mail("b1").delivered(); w.fault("lose-250", "smtp server", 1) },
+			edit:  func(w *world) { w.final.Counters[`sweeper_rescues_total{cause="lease"}`] = 2 },
+		},
+		// provider-breach
+		{invariant: "provider-breach", name: "accepted and thrown away", mode: hold, verdict: verify.Pass, text: "lost by the receiver", build: func(w *world) {
+			w.mail("b0").delivered()
+			lives("hold", "plain")["thrown away by the server"](w.mail("b1"))
+		}},
+		{invariant: "provider-breach", name: "refused and kept", mode: hold, verdict: verify.Pass, text: "doubled by the receiver", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(func(a *history.Attempt) { a.Reply, a.Breach = "451 4.3.0 later", true }).failed()
+			m.claimed("notifyd-1.w1").try().sent()
+		})},
+	}
+}
+
+func without(name string) []string {
+	return slices.DeleteFunc(verify.Names(), func(n string) bool { return n == name })
+}
+
+// dropChange removes the log's change to a status.
+func (w *world) dropChange(status string) {
+	w.records = slices.DeleteFunc(w.records, func(r history.Record) bool {
+		return r.Change != nil && r.Change.New["status"] == status
+	})
+}
+
+func (m *mail) deleted() {
+	w := m.w
+	w.step()
+	w.order++
+	w.add(history.Record{T: w.now, Kind: history.KindChange, Change: &history.Change{
+		Database: "notify", Table: "public.notifications", Op: "DELETE", XID: uint64(w.order), Order: w.order, CommitAt: w.wall(), Old: m.row,
+	}})
+	m.row = nil
+}
+
+func (m *mail) cancelledSilently() { m.settled("CANCELLED", nil) }
+
+func TestBadHistoriesAreFound(t *testing.T) {
+	t.Parallel()
+	for _, g := range goldens() {
+		t.Run(g.invariant+"/"+g.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(g.mode[0], g.mode[1])
+			g.build(w)
+			w.rest()
+			if g.edit != nil {
+				g.edit(w)
+			}
+			res := w.judge()
+			found := map[string]bool{}
+			for _, f := range res.Findings {
+				found[f.Invariant] = true
+			}
+			require.Equal(t, map[string]bool{g.invariant: true}, found, explain(res))
+			require.Contains(t, res.Findings[0].Text, g.text)
+			want := g.verdict
+			if want == "" {
+				want = verify.Fail
+			}
+			require.Equal(t, want, res.Verdict, explain(res))
+			require.Equal(t, want, res.Findings[0].Verdict)
+			if k := res.Findings[0].Key; k != "" && want != verify.HarnessError {
+				require.NotEmpty(t, res.Findings[0].Story)
+			}
+		})
+	}
+}
+
+func TestEveryCheckerHasABadHistory(t *testing.T) {
+	t.Parallel()
+	covered := map[string]bool{}
+	for _, g := range goldens() {
+		covered[g.invariant] = true
+	}
+	for _, name := range verify.Names() {
+		require.True(t, covered[name], name)
+	}
+}
