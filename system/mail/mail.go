@@ -46,6 +46,7 @@ type Stage string
 
 // The stages of an SMTP session, and of an HTTP request.
 const (
+	StageRender   Stage = "render" // before any server was asked
 	StageConnect  Stage = "connect"
 	StageGreeting Stage = "greeting"
 	StageEHLO     Stage = "ehlo"
