@@ -173,6 +173,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	inner, stopInner := context.WithCancel(ctx)
 	defer stopInner()
 	context.AfterFunc(outerCtx, stopInner) // a part that failed ends all
+	context.AfterFunc(ctx, func() { log.Info("draining", "at_most", cfg.DrainTimeout.String()) })
 	err = s.path(inner)
 	stopLast()
 	if lastErr := outer.Wait(); err == nil {
@@ -323,13 +324,17 @@ func (s *service) addLanes() error {
 func (s *service) addLane(t contract.MailType, consumers, prefetch int, limit worker.Limiter) error {
 	// A pool of its own for each lane: marketing cannot take the tickets'
 	// connections (M6-17, TRAP-M6-6).
-	sender, err := newSender(s.cfg, t, consumers, s.log)
+	sender, err := newSender(s.cfg, t, consumers)
 	if err != nil {
 		return fmt.Errorf("sender of lane %s: %w", t.Lane(), err)
 	}
+	render, err := renderer(s.cfg)
+	if err != nil {
+		return fmt.Errorf("lane %s: %w", t.Lane(), err)
+	}
 	w := worker.New(worker.Config{
 		Type: t, Tiers: s.cfg.RetryDelays, SendDeadline: s.cfg.SendDeadline, From: s.cfg.MailFrom,
-		Store: s.store, Sender: sender, Render: renderer(s.cfg), Ring: s.ring, Dead: s.dead, Alerts: s.alerts,
+		Store: s.store, Sender: sender, Render: render, Ring: s.ring, Dead: s.dead, Alerts: s.alerts,
 		Retry: s.retry, Limit: limit, Metrics: s.metrics, Log: s.log.With("lane", t.Lane()),
 		Pause: patience.Backoff{First: time.Second, Max: time.Minute},
 	})

@@ -1,8 +1,10 @@
 package notify
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
-	"log/slog"
+	"fmt"
 
 	"mailproof/system/contract"
 	"mailproof/system/delivery"
@@ -10,12 +12,82 @@ import (
 	"mailproof/system/notify/config"
 )
 
-var errNoSender = errors.New("system/mail has no sender yet")
-
-func newSender(cfg config.Config, t contract.MailType, workers int, log *slog.Logger) (mail.EmailSender, error) {
-	return nil, errNoSender
+// newSender makes the senders of one lane: one connection with an EHLO name of
+// its own per worker, so that the mail server's log names who held a session.
+func newSender(cfg config.Config, t contract.MailType, workers int) (mail.EmailSender, error) {
+	s := &senders{free: make(chan mail.EmailSender, workers)}
+	for i := range workers {
+		one, err := mail.NewSMTPSender(smtpConfig(cfg, fmt.Sprintf("notifyd-%s.%s-%d", cfg.Instance, t.Lane(), i+1)))
+		if err != nil {
+			return nil, err
+		}
+		s.all = append(s.all, one)
+		s.free <- one
+	}
+	return s, nil
 }
 
-func renderer(cfg config.Config) func(delivery.Row) ([]byte, error) {
-	return func(delivery.Row) ([]byte, error) { return nil, errNoSender }
+func smtpConfig(cfg config.Config, name string) mail.SMTPConfig {
+	c := mail.SMTPConfig{
+		Addr: cfg.SMTPAddr, Name: name, Username: cfg.SMTPUser, Password: cfg.SMTPPassword,
+		Connections: 1, SendTimeout: cfg.SendDeadline,
+		ConnectTimeout: min(mail.DefaultConnectTimeout, cfg.SendDeadline),
+		CommandTimeout: min(mail.DefaultCommandTimeout, cfg.SendDeadline),
+	}
+	if cfg.SMTPStartTLS {
+		c.TLS = mail.TLSStartTLS
+	}
+	return c
+}
+
+// senders lends each of its senders to one mail at a time.
+type senders struct {
+	free chan mail.EmailSender
+	all  []mail.EmailSender
+}
+
+// Send tries once with a free sender. There are as many as workers, so none
+// waits for long.
+func (s *senders) Send(ctx context.Context, m mail.Message, beforeCommit func() error) (string, error) {
+	select {
+	case one := <-s.free:
+		defer func() { s.free <- one }()
+		return one.Send(ctx, m, beforeCommit)
+	case <-ctx.Done():
+		return "", &mail.TransientError{Failure: mail.Failure{Stage: mail.StageConnect, Err: ctx.Err()}}
+	}
+}
+
+// Close ends the kept connections.
+func (s *senders) Close() error {
+	var failed error
+	for _, one := range s.all {
+		failed = errors.Join(failed, one.Close())
+	}
+	return failed
+}
+
+// renderer makes a mail's bytes from its row. The date is that of the first
+// claim, so that a second rendering of a row whose bytes were not stored in
+// time gives the same mail.
+func renderer(cfg config.Config) (func(delivery.Row) ([]byte, error), error) {
+	r, err := mail.NewRenderer(mail.RendererConfig{From: cfg.MailFrom})
+	if err != nil {
+		return nil, err
+	}
+	return func(row delivery.Row) ([]byte, error) {
+		var data contract.EventData
+		if err := json.Unmarshal(row.Payload, &data); err != nil {
+			return nil, fmt.Errorf("payload of %s: %w", row.DedupeKey, err)
+		}
+		date := row.CreatedAt
+		if row.FirstClaimedAt != nil {
+			date = *row.FirstClaimedAt
+		}
+		m, err := r.Render(mail.Rendering{
+			Template: contract.TemplateTicketConfirmed, DedupeKey: row.DedupeKey, BookingID: row.BookingID,
+			To: row.Recipient, Data: data, Date: date,
+		})
+		return m.Bytes, err
+	}, nil
 }

@@ -18,6 +18,7 @@ import (
 	"net/url"
 	"os"
 	"reflect"
+	"regexp"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -164,6 +165,8 @@ func (c Config) problems() []error {
 	return out
 }
 
+var instance = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$`)
+
 type report func(name, format string, args ...any)
 
 func (c Config) checkAddresses(bad report) {
@@ -180,8 +183,8 @@ func (c Config) checkAddresses(bad report) {
 	if _, err := mail.ParseAddress(c.MailFrom); err != nil {
 		bad("MAIL_FROM", "%q is not an address", c.MailFrom)
 	}
-	if c.Instance == "" || strings.ContainsAny(c.Instance, " \t\r\n") {
-		bad("INSTANCE", "%q must be a word: it is part of the EHLO name", c.Instance)
+	if !instance.MatchString(c.Instance) {
+		bad("INSTANCE", "%q must be letters, digits, dots, hyphens or underscores: it is part of the EHLO name", c.Instance)
 	}
 	if c.SMTPUser != "" && c.SMTPPassword == "" {
 		bad("SMTP_PASSWORD", "must be set when %sSMTP_USER is", Prefix)

@@ -1,0 +1,298 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"mailproof/fakes/smtp"
+	"mailproof/system/contract"
+)
+
+func TestOneEventIsOneMail(t *testing.T) {
+	p := newPlace(t, smtp.Options{})
+	p.migrate()
+	n := p.start(nil)
+	p.produce(p.confirmed("b1"))
+	require.Equal(t, 1, p.awaitState("ticket:b1", "SENT").Attempts)
+
+	mails := p.mail.LedgerSince(0)
+	require.Len(t, mails, 1)
+	require.True(t, mails[0].Stored)
+	require.Equal(t, "ticket:b1", mails[0].Key)
+	require.Equal(t, "b1@example.test", mails[0].Recipient)
+	require.Contains(t, mails[0].Client, "notifyd-1.")
+	p.awaitEmpty(0)
+	for _, q := range []string{contract.QueueTicket, contract.QueueMarketing, contract.QueueDLQ} {
+		require.Equal(t, "quorum", p.queue(q).Type, q)
+	}
+
+	status, body := n.get("/readyz")
+	require.Equal(t, 200, status, body)
+	_, metrics := n.get("/metrics")
+	require.Contains(t, metrics, `notifyd_sends_total{lane="ticket",outcome="accepted"} 1`)
+	require.Contains(t, metrics, `notifyd_acks_total{lane="ticket",result="ok"} 1`)
+
+	sent := n.await("sent")
+	require.Equal(t, "ticket:b1", sent["dedupe_key"])
+	require.NotEmpty(t, sent["event_id"])
+	require.NotEmpty(t, sent["provider_id"])
+	require.EqualValues(t, 1, sent["attempts"])
+	require.NotContains(t, n.text(), "b1@example.test", "recipients are masked")
+	require.NotContains(t, n.text(), "NOT JSON")
+
+	require.NoError(t, n.cmd.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, n.awaitExit())
+	n.await("stopped")
+}
+
+// AC1: the event five times, and the same intent under another event id.
+func TestDuplicateEventsSendOnce(t *testing.T) {
+	p := newPlace(t, smtp.Options{})
+	p.migrate()
+	p.start(nil)
+	e := p.confirmed("b1")
+	other := p.confirmed("b1")
+	p.produce(e, e, e, other, e, e, p.confirmed("b2"))
+	p.awaitState("ticket:b1", "SENT")
+	p.awaitState("ticket:b2", "SENT")
+	p.awaitEmpty(0)
+	require.Equal(t, 1, p.mail.Verdict("ticket:b1").Copies)
+	require.Equal(t, 2, p.count("SELECT count(*) FROM notifications"))
+}
+
+// M6-11, AC4: 451 for every try → exactly N tries at growing delays, DLQ holds
+// one message, DEAD, an alert.
+func TestTransientFailureEndsInTheDLQ(t *testing.T) {
+	p := newPlace(t, smtp.Options{Rules: []smtp.Rule{smtp.On(smtp.StageRcpt, smtp.Reply).Code(451).To("b1@*").Rule()}})
+	p.migrate()
+	n := p.start(nil)
+	p.produce(p.confirmed("b1"))
+	require.Equal(t, 4, p.awaitState("ticket:b1", "DEAD").Attempts)
+	p.awaitEmpty(1)
+
+	tries := p.mail.LedgerSince(0)
+	require.Len(t, tries, 4)
+	for i, delay := range []time.Duration{200 * time.Millisecond, 400 * time.Millisecond, 800 * time.Millisecond} {
+		// From the end of a try to the beginning of the next; how much longer it
+		// takes depends on the machine.
+		gap := time.Duration(tries[i+1].From - tries[i].To)
+		require.GreaterOrEqual(t, gap, delay, "try %d came before its time", i+2)
+	}
+	require.True(t, p.awaitState("ticket:b1", "DEAD").Stamped)
+	require.Equal(t, 1, p.count("SELECT count(*) FROM alerts WHERE kind = 'mail-dead' AND dedupe_key = 'ticket:b1'"))
+	_, list := n.get("/admin/dlq")
+	var dead []map[string]any
+	require.NoError(t, json.Unmarshal([]byte(list), &dead))
+	require.Len(t, dead, 1)
+	require.Equal(t, "ticket:b1", dead[0]["dedupe_key"])
+	require.NotContains(t, list, "b1@example.test")
+}
+
+// AC5: a permanent refusal is not tried again.
+func TestPermanentFailureIsDeadAtOnce(t *testing.T) {
+	p := newPlace(t, smtp.Options{Rules: []smtp.Rule{smtp.On(smtp.StageRcpt, smtp.Reply).Code(550).To("b1@*").Rule()}})
+	p.migrate()
+	p.start(nil)
+	p.produce(p.confirmed("b1"))
+	require.Equal(t, 1, p.awaitState("ticket:b1", "DEAD").Attempts)
+	p.awaitEmpty(1)
+	require.Len(t, p.mail.LedgerSince(0), 1)
+}
+
+// T6.7 at its smallest: stored, and the 250 lost.
+func TestLostReplyFollowsThePolicy(t *testing.T) {
+	for policy, want := range map[string]struct {
+		state    string
+		attempts int
+		copies   int
+	}{
+		"hold":   {"UNKNOWN", 1, 1},
+		"resend": {"SENT", 2, 2},
+	} {
+		t.Run(policy, func(t *testing.T) {
+			p := newPlace(t, smtp.Options{Rules: []smtp.Rule{smtp.On(smtp.StageStored, smtp.Drop).First(1).Rule()}})
+			p.migrate()
+			p.start(map[string]string{"NOTIFYD_TICKET_POLICY": policy})
+			p.produce(p.confirmed("b1"))
+			require.Equal(t, want.attempts, p.awaitState("ticket:b1", want.state).Attempts)
+			p.awaitEmpty(0)
+			mails := p.mail.LedgerSince(0)
+			require.Equal(t, want.copies, p.mail.Verdict("ticket:b1").Copies)
+			for _, m := range mails {
+				require.Equal(t, mails[0].MessageID, m.MessageID, "OB-03")
+				require.Equal(t, mails[0].BodyHash, m.BodyHash, "the bytes never change")
+			}
+			require.Equal(t, map[string]int{"hold": 1, "resend": 0}[policy], p.count("SELECT count(*) FROM alerts WHERE kind = 'mail-unknown'"))
+		})
+	}
+}
+
+func TestUnreadableEventIsParkedAndThePartitionGoesOn(t *testing.T) {
+	p := newPlace(t, smtp.Options{})
+	p.migrate()
+	p.start(nil)
+	p.produceRaw("b1", []byte(`{"event_id":"e","event_type":"BookingConfirmed","version":99}`))
+	nul := p.confirmed("b1")
+	nul.Data.Name = "a\x00b"
+	p.produce(nul)
+	after := p.confirmed("b1")
+	after.Generation, after.DedupeKey, after.EventType = 2, contract.TicketKey("b1", 2), contract.BookingReopened
+	p.produce(after)
+	p.awaitState("ticket:b1:v2", "SENT")
+	require.Equal(t, 2, p.count("SELECT count(*) FROM parked_events"))
+	require.Equal(t, 2, p.count("SELECT count(*) FROM alerts WHERE kind = 'event-parked'"))
+}
+
+func TestCancelStaleAndTombstone(t *testing.T) {
+	p := newPlace(t, smtp.Options{})
+	p.migrate()
+	p.start(nil)
+	cancel := p.confirmed("b1")
+	cancel.EventType = contract.BookingCancelled
+	stale := p.confirmed("b2")
+	stale.OccurredAt = time.Now().Add(-25 * time.Hour)
+	p.produce(cancel, p.confirmed("b1"), stale, p.confirmed("b3"))
+	p.awaitState("ticket:b3", "SENT")
+	p.awaitState("ticket:b1", "CANCELLED")
+	p.awaitState("ticket:b2", "EXPIRED")
+	require.Equal(t, 1, p.count("SELECT count(*) FROM alerts WHERE kind = 'mail-expired'"))
+	p.awaitEmpty(0)
+	require.Len(t, p.mail.LedgerSince(0), 1)
+}
+
+// AC3: killed while the server holds the session; the mail is not lost, and a
+// restart under the same name takes its partitions and messages at once.
+func TestKilledWhileSending(t *testing.T) {
+	p := newPlace(t, smtp.Options{Rules: []smtp.Rule{smtp.On(smtp.StageDot, smtp.HoldUntilReleased).First(1).Rule()}})
+	p.migrate()
+	n := p.start(nil)
+	p.produce(p.confirmed("b1"))
+	hold, err := p.mail.AwaitHold(t.Context(), nil)
+	require.NoError(t, err)
+	n.kill()
+	require.True(t, p.mail.Release(hold.ID))
+	p.start(nil)
+	require.Equal(t, 2, p.awaitState("ticket:b1", "SENT").Attempts)
+	p.awaitEmpty(0)
+	require.LessOrEqual(t, p.mail.Verdict("ticket:b1").Copies, 2, "one unsettled attempt justifies one copy more")
+}
+
+// It starts before its tables are there, says what it waits for, and goes on.
+func TestStartsBeforeItsTables(t *testing.T) {
+	p := newPlace(t, smtp.Options{})
+	n := p.launch("", nil)
+	require.Equal(t, "wait for the tables", n.await("waiting for a dependency")["duty"])
+	status, _ := n.get("/healthz")
+	require.Equal(t, 200, status)
+	status, _ = n.get("/readyz")
+	require.Equal(t, 503, status)
+	p.migrate()
+	n.await("ready")
+}
+
+// A second signal ends it at once although a mail is held.
+func TestSecondSignalStopsAtOnce(t *testing.T) {
+	p := newPlace(t, smtp.Options{Rules: []smtp.Rule{smtp.On(smtp.StageDot, smtp.HoldUntilReleased).Rule()}})
+	p.migrate()
+	n := p.start(map[string]string{"NOTIFYD_SEND_DEADLINE": "60s", "NOTIFYD_LEASE": "120s"})
+	p.produce(p.confirmed("b1"))
+	_, err := p.mail.AwaitHold(t.Context(), nil)
+	require.NoError(t, err)
+	require.NoError(t, n.cmd.Process.Signal(syscall.SIGTERM))
+	n.await("draining")
+	require.NoError(t, n.cmd.Process.Signal(syscall.SIGTERM))
+	require.Error(t, n.awaitExit())
+	p.mail.ReleaseAll()
+}
+
+// A wrong environment is named whole, on stderr, before anything starts.
+func TestWrongEnvironment(t *testing.T) {
+	p := &place{t: t, env: map[string]string{"NOTIFYD_LEASE": "1s"}}
+	out, err := p.command("", nil).CombinedOutput()
+	require.Error(t, err)
+	for _, name := range []string{"NOTIFYD_DATABASE_URL", "NOTIFYD_AMQP_URLS", "NOTIFYD_KAFKA_BROKERS", "NOTIFYD_SMTP_ADDR"} {
+		require.Contains(t, string(out), name)
+	}
+}
+
+// points are the crash points that one ticket mail passes, by what it needs.
+var points = []struct {
+	name   string
+	fails  bool // passed only when the mail is refused for good
+	copies int  // at most, under resend
+}{
+	{"bridge.after-poll", false, 1},
+	{"bridge.after-insert", false, 1},
+	{"bridge.after-cancel", false, 1},
+	{"bridge.after-publish", false, 1},
+	{"bridge.after-stamp", false, 1},
+	{"bridge.after-commit", false, 1},
+	{"worker.after-delivery", false, 1},
+	{"worker.after-claim", false, 1},
+	{"worker.after-render", false, 1},
+	{"worker.before-dot", false, 1},
+	{"worker.after-250", false, 2},
+	{"worker.after-settle", false, 1},
+	{"worker.after-ack", false, 1},
+	{"worker.after-failure", true, 0},
+	{"worker.after-settle", true, 0},
+	{"worker.after-publish", true, 0},
+	{"dlq.after-publish", true, 0},
+	{"dlq.after-alert", true, 0},
+	{"dlq.after-stamp", true, 0},
+}
+
+// Killed between any two steps, with the sweeper off: after a restart the mail
+// is sent, or dead with its letter and alert; a second copy only where a 250
+// was lost.
+func TestKilledBetweenAnyTwoSteps(t *testing.T) {
+	p := newPlace(t, smtp.Options{Rules: []smtp.Rule{smtp.On(smtp.StageRcpt, smtp.Reply).Code(451).To("bad*@*").Rule()}})
+	p.migrate()
+	p.env["NOTIFYD_RETRY_DELAYS"], p.env["NOTIFYD_MAX_ATTEMPTS"] = "200ms", "3"
+	for i, point := range points {
+		t.Run(fmt.Sprintf("%s fails=%t", point.name, point.fails), func(t *testing.T) {
+			kind, end := "good", "SENT"
+			if point.fails {
+				kind, end = "bad", "DEAD"
+			}
+			booking := fmt.Sprintf("%s%d", kind, i)
+			n := p.launch("failpoint", map[string]string{"FAILPOINTS": point.name + "=kill"})
+			n.await("ready")
+			p.produce(p.confirmed(booking))
+			require.True(t, n.killedItself(), "the point was not passed")
+			next := p.start(nil)
+			s := p.awaitState("ticket:"+booking, end)
+			if point.fails {
+				p.eventually("the dead letter is stamped", func() (bool, string) {
+					s = p.awaitState("ticket:"+booking, end)
+					return s.Stamped, fmt.Sprintf("%+v", s)
+				})
+				require.Equal(t, 1, p.count("SELECT count(*) FROM alerts WHERE kind = 'mail-dead' AND dedupe_key = $1", "ticket:"+booking))
+			} else {
+				v := p.mail.Verdict("ticket:" + booking)
+				require.GreaterOrEqual(t, v.Copies, 1)
+				require.LessOrEqual(t, v.Copies, point.copies)
+			}
+			next.kill()
+		})
+	}
+}
+
+// R13: the release binary does not even hold the names of the crash points.
+func TestReleaseBinaryHasNoCrashPoints(t *testing.T) {
+	release, err := os.ReadFile(binary(t, ""))
+	require.NoError(t, err)
+	tagged, err := os.ReadFile(binary(t, "failpoint"))
+	require.NoError(t, err)
+	for _, point := range points {
+		require.False(t, strings.Contains(string(release), point.name), point.name)
+		require.True(t, strings.Contains(string(tagged), point.name), point.name)
+	}
+}
