@@ -9,20 +9,26 @@ import (
 	"mailproof/history"
 )
 
-// The chart's geometry, in the units of its view box (960 × 300).
+// The chart's geometry, in the units of its view box, which is 960 wide. Below
+// the axis each fault has a lane.
 const (
 	plotLeft   = 58.0
 	plotRight  = 948.0
-	plotBottom = 262.0
+	plotBottom = 236.0
+	firstLane  = 264.0
+	laneHeight = 18.0
 	// lossLane is where mails without a copy are drawn: their latency is
 	// infinite.
-	lossLane = 46.0
+	lossLane = 40.0
+	// labelWidth is about what a phase's name needs.
+	labelWidth = 52.0
 )
 
 // chart is the latency of every mail over the time of its confirmation, drawn
 // as inline SVG by the page.
 type chart struct {
-	Empty      bool
+	Drawn      bool // false where there is nothing to draw
+	Height     float64
 	Delivered  string // path of dots: one copy
 	Doubled    string // more than one copy
 	Missing    string // crosses in the top lane: no copy
@@ -40,7 +46,9 @@ type chart struct {
 type band struct {
 	Label string
 	X, W  float64
-	Y     float64 // of the label
+	Y     float64 // of its lane
+	TextX float64
+	Left  bool // the label stands left of the bar, for want of room
 }
 
 type tick struct {
@@ -55,7 +63,7 @@ type bar struct {
 
 func drawChart(h *history.History, all []mailLife) chart {
 	if len(all) == 0 || len(h.Phases) == 0 {
-		return chart{Empty: true}
+		return chart{}
 	}
 	start, end := h.Phases[0].At, h.End
 	x := func(t int64) float64 {
@@ -65,16 +73,18 @@ func drawChart(h *history.History, all []mailLife) chart {
 	lo, hi := yRange(all)
 	y := func(ms float64) float64 {
 		share := (math.Log10(max(ms, lo)) - math.Log10(lo)) / (math.Log10(hi) - math.Log10(lo))
-		return plotBottom - (plotBottom-lossLane-14)*min(1, share)
+		return plotBottom - (plotBottom-lossLane-18)*min(1, share)
 	}
-	c := chart{X: timeTicks(end-start, x, start), Y: latencyTicks(lo, hi, y)}
+	c := chart{Drawn: true, X: timeTicks(end-start, x, start), Y: latencyTicks(lo, hi, y)}
 	c.drawMails(all, x, y)
 	c.drawBands(h, x)
 	for i, p := range h.Phases {
-		if p.Name == "heal" && i+1 < len(h.Phases) {
-			continue // an instant; quiesce stands beside it
+		at := x(p.At)
+		// A phase too short for its name (start, heal) goes without.
+		if i+1 < len(h.Phases) && x(h.Phases[i+1].At)-at < labelWidth {
+			continue
 		}
-		c.Phases = append(c.Phases, tick{p.Name, x(p.At)})
+		c.Phases = append(c.Phases, tick{p.Name, round1(at)})
 	}
 	for _, p := range h.Processes {
 		if p.Event == "killed" {
@@ -109,13 +119,20 @@ func (c *chart) drawMails(all []mailLife, x func(int64) float64, y func(float64)
 }
 
 func (c *chart) drawBands(h *history.History, x func(int64) float64) {
-	for i, f := range h.Faults {
+	lane := firstLane
+	for _, f := range h.Faults {
 		if f.Outcome == history.Skipped || f.Start == 0 {
 			continue
 		}
 		from, to := x(f.Start), x(max(f.Start, f.End))
-		c.Bands = append(c.Bands, band{Label: f.Name, X: round1(from), W: round1(max(1, to-from)), Y: plotBottom - 8 - 14*float64(i%4)})
+		b := band{Label: f.Name, X: round1(from), W: round1(max(2, to-from)), Y: lane, TextX: round1(to + 6)}
+		if to > plotRight-150 {
+			b.TextX, b.Left = round1(from+6), true
+		}
+		c.Bands = append(c.Bands, b)
+		lane += laneHeight
 	}
+	c.Height = lane + 4
 }
 
 // yRange is the decade-aligned range of the finite latencies.

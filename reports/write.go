@@ -109,7 +109,11 @@ func markdownReport(s Summary) ([]byte, error) {
 }
 
 func markdownScenario(b *strings.Builder, sc Scenario) {
-	fmt.Fprintf(b, "\n## %s (%s): %s\n\n%s. Judged by: %s.\n\n", sc.Name, sc.Policy, sc.Verdict, capital(sc.Title), sc.Guarantee)
+	fmt.Fprintf(b, "\n## %s (%s): %s\n\n%s.", sc.Name, sc.Policy, sc.Verdict, capital(sc.Title))
+	if sc.Guarantee != "" {
+		fmt.Fprintf(b, " Judged by: %s", sc.Guarantee)
+	}
+	b.WriteString("\n\n")
 	for _, f := range sc.Faults {
 		fmt.Fprintf(b, "- fault %s, %s: %s\n", f.Name, f.Outcome, witness(f))
 	}

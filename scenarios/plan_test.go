@@ -1,0 +1,119 @@
+package scenarios
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"mailproof/faults"
+	"mailproof/verify"
+)
+
+func TestPlanDependsOnSeedScenarioAndLoadAlone(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		seed := rapid.Uint64().Draw(t, "seed")
+		load := Load{
+			Baseline:  rapid.IntRange(0, 50).Draw(t, "baseline"),
+			Bookings:  rapid.IntRange(0, 300).Draw(t, "bookings"),
+			PerSecond: rapid.Float64Range(1, 500).Draw(t, "rate"),
+		}
+		plan := drawPlan(seed, "t6.7", load)
+		require.Equal(t, plan, drawPlan(seed, "t6.7", load))
+		all := append(slices.Clone(plan.Baseline), plan.Faults...)
+		require.Len(t, all, load.Baseline+load.Bookings)
+		seen := map[string]bool{}
+		for _, b := range all {
+			require.False(t, seen[b.ID] || seen[b.Recipient], "a mail has a booking and a recipient of its own")
+			seen[b.ID], seen[b.Recipient] = true, true
+		}
+		require.True(t, slices.IsSortedFunc(plan.Faults, func(a, b Booking) int { return int(a.At - b.At) }))
+		if len(all) > 0 {
+			require.NotEqual(t, plan, drawPlan(seed+1, "t6.7", load))
+			require.NotEqual(t, plan, drawPlan(seed, "t6.1", load))
+		}
+	})
+}
+
+func TestRateOfAPlanIsTheOneAskedFor(t *testing.T) {
+	t.Parallel()
+	plan := drawPlan(1, "t6.7", Load{Bookings: 5000, PerSecond: 100})
+	require.InDelta(t, 50, span(plan.Faults).Seconds(), 3)
+	require.Zero(t, span(plan.Baseline))
+}
+
+func TestFaultsAreDrawnFromTheSeed(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		seed := rapid.Uint64().Draw(t, "seed")
+		who := recipients(drawPlan(seed, "t6.7", Load{Bookings: 100, PerSecond: 100}).Faults)
+		losses := faults.DrawLosses(rng(seed, "t6.7", "lose-250"), who, 0.2)
+		require.Equal(t, losses, faults.DrawLosses(rng(seed, "t6.7", "lose-250"), who, 0.2))
+		require.Len(t, losses, 20)
+		require.Equal(t, drawStrikes(rng(seed, "t6.2", "kills")), drawStrikes(rng(seed, "t6.2", "kills")))
+		require.Equal(t,
+			drawGaps(rng(seed, "t6.2", "g"), 5, time.Second, 2*time.Second),
+			drawGaps(rng(seed, "t6.2", "g"), 5, time.Second, 2*time.Second))
+	})
+}
+
+func TestStrikesCoverEveryStageAtLeastTwentyTimes(t *testing.T) {
+	t.Parallel()
+	strikes := drawStrikes(rng(1, "t6.2", "kills"))
+	require.GreaterOrEqual(t, len(strikes), 20)
+	stages := map[string]int{}
+	for _, s := range strikes {
+		stages[s.String()]++
+	}
+	require.Len(t, stages, 10)
+	for stage, n := range stages {
+		require.GreaterOrEqual(t, n, 2, stage)
+	}
+}
+
+func TestScenariosAreWellFormed(t *testing.T) {
+	t.Parallel()
+	for _, real := range []bool{false, true} {
+		seen := map[string]bool{}
+		for _, s := range All(Draw{RealDelays: real}) {
+			require.False(t, seen[s.Name], "%s stands twice", s.Name)
+			seen[s.Name] = true
+			require.GreaterOrEqual(t, s.Load.Baseline+s.Load.Bookings, s.Floors.Confirmed, s.Name)
+			require.GreaterOrEqual(t, s.Floors.Confirmed, 500, s.Name)
+			require.Len(t, s.FaultNames, s.Floors.Faults, s.Name)
+			require.Greater(t, s.System.Lease, s.System.SendDeadline, s.Name)
+			require.NotZero(t, s.Expect, s.Name)
+			require.Subset(t, verify.Names(), s.Invariants, s.Name)
+			require.Len(t, s.System.RetryDelays, s.System.MaxAttempts-1, "%s: N tries have N-1 delays between them", s.Name)
+		}
+	}
+}
+
+func TestSelect(t *testing.T) {
+	t.Parallel()
+	all := All(Draw{})
+	cells := func(names ...string) []string {
+		chosen, err := Select(all, names)
+		require.NoError(t, err)
+		var got []string
+		for _, s := range chosen {
+			for _, c := range s.Cells {
+				got = append(got, s.Name+"/"+c.Policy)
+			}
+		}
+		return got
+	}
+	require.Len(t, cells(), 7)
+	require.Equal(t, []string{"t6.2/resend", "t6.2/hold"}, cells("t6.2"))
+	require.Equal(t, []string{"t6.2/hold"}, cells("t6.2/hold"))
+	require.Equal(t, []string{"t6.7/resend", "t6.2/hold"}, cells("t6.2/hold", "t6.7/resend"))
+	require.Equal(t, []string{"t6.2/resend", "t6.2/hold"}, cells("t6.2", "t6.2/hold"), "the whole outweighs a part of it")
+	_, err := Select(all, []string{"t6.9"})
+	require.ErrorContains(t, err, `"t6.9"`)
+	require.ErrorContains(t, err, "t6.7")
+	_, err = Select(all, []string{"t6.1/hold"})
+	require.ErrorContains(t, err, "resend")
+}
