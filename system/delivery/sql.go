@@ -360,7 +360,6 @@ UPDATE notifications n SET
   status = 'PENDING',
   attempt_limit = n.attempts + $2,
   next_attempt_at = ` + clock + `,
-  dlq_published_at = NULL,
   ` + transition + `
 WHERE n.id = $1 AND n.status = 'DEAD' AND NOT n.cancel_requested
 RETURNING ` + columns + `, ` + waitColumn
