@@ -185,3 +185,11 @@ func (s *Holds) Close() {
 		w.release()
 	}
 }
+
+// Changed returns a channel that is closed when a hold begins, ends or loses
+// its peer.
+func (s *Holds) Changed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
+}

@@ -34,3 +34,10 @@ func (m *mailStore) get(id int64) ([]byte, bool) {
 	b, ok := m.mails[id]
 	return b, ok
 }
+
+func (m *mailStore) reset() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.mails)
+	m.order, m.size = nil, 0
+}

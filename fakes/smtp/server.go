@@ -190,6 +190,7 @@ type Server struct {
 	gate   *gate
 	smtp   *gosmtp.Server
 	served chan error
+	http   *httpSide // nil without a control API
 
 	mu       sync.Mutex
 	closing  bool
@@ -218,6 +219,13 @@ func Start(opt Options) (*Server, error) {
 	}
 	if err := s.listen(); err != nil {
 		return nil, fmt.Errorf("fake smtp: %w", err)
+	}
+	if opt.HTTPAddr != "" {
+		h, err := serveHTTP(opt.HTTPAddr, s.Control())
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("fake smtp: control API: %w", err), s.Close())
+		}
+		s.http = h
 	}
 	return s, nil
 }
@@ -374,6 +382,7 @@ func (s *Server) Close() error {
 	}
 	s.mu.Unlock()
 
+	httpErr := s.http.close()
 	for _, c := range open {
 		c.kill(false)
 	}
@@ -382,7 +391,7 @@ func (s *Server) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	err := s.smtp.Shutdown(ctx)
-	return errors.Join(err, s.gate.close(), <-s.served, s.ledger.Close(), s.ledger.Err(), s.broken)
+	return errors.Join(httpErr, err, s.gate.close(), <-s.served, s.ledger.Close(), s.ledger.Err(), s.broken)
 }
 
 func (s *Server) enter(c *conn) bool {

@@ -1,0 +1,88 @@
+package smtp
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"time"
+
+	"mailproof/fakes/control"
+)
+
+// Control is the control API and the page as a handler, for a server of the
+// caller's own. Options.HTTPAddr makes the fake serve it itself.
+func (s *Server) Control() http.Handler {
+	return control.Handler(control.API{
+		Name: "smtp",
+		Facts: map[string]string{
+			"address": s.Addr(), "mode": string(s.opt.Mode), "key header": s.opt.KeyHeader,
+		},
+		Engine: s.engine, Holds: s.holds, Ledger: s.ledger, Now: s.opt.Clock,
+		Presets: presets(),
+		Mail:    s.mails.get, Forget: s.mails.reset,
+		Open: func(open bool) error {
+			if open {
+				return s.Listen()
+			}
+			return s.Refuse()
+		},
+	})
+}
+
+// URL of the control API, "" when there is none.
+func (s *Server) URL() string {
+	if s.http == nil {
+		return ""
+	}
+	return "http://" + s.http.l.Addr().String()
+}
+
+type httpSide struct {
+	l      net.Listener
+	srv    *http.Server
+	stop   context.CancelFunc
+	served chan error
+}
+
+func serveHTTP(addr string, h http.Handler) (*httpSide, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	// Event streams end with this context, so that closing waits for nobody.
+	ctx, stop := context.WithCancel(context.Background())
+	side := &httpSide{l: l, stop: stop, served: make(chan error, 1), srv: &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       time.Minute,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+	}}
+	go func() { side.served <- side.srv.Serve(l) }()
+	return side, nil
+}
+
+func (h *httpSide) close() error {
+	if h == nil {
+		return nil
+	}
+	h.stop()
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	err := h.srv.Shutdown(ctx)
+	if served := <-h.served; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	return err
+}
+
+func presets() []control.Preset {
+	return []control.Preset{
+		{Name: "lose each mail's first 250", Rule: On(StageStored, Drop).First(1).Rule()},
+		{Name: "lose half of the 250s", Rule: On(StageStored, Drop).Chance(0.5).Rule()},
+		{Name: "451 at RCPT", Rule: On(StageRcpt, Reply).Code(451).To("*").Rule()},
+		{Name: "greylist for a minute", Rule: On(StageRcpt, Greylist).For(time.Minute).Rule()},
+		{Name: "hold before the store", Rule: On(StageDot, HoldUntilReleased).Times(1).Rule()},
+		{Name: "answer 250 and discard", Rule: On(StageDot, Reply).Code(250).Times(1).Rule()},
+	}
+}
