@@ -13,7 +13,7 @@ import (
 
 // testLease is short, so that a lease can run out within a test; nothing waits
 // for it by sleeping: see leaseRunsOut.
-const testLease = 30 * time.Second
+const testLease = 100 * time.Millisecond
 
 func testConfig(p Policy) Config {
 	return Config{
