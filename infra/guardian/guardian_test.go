@@ -250,7 +250,7 @@ func TestStartRefusesInsideGuardian(t *testing.T) {
 
 func TestParseStat(t *testing.T) {
 	t.Parallel()
-	const after = " S 7 42 41 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9876 1000 2000"
+	const after = " S 7 42 41 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 9876 1000 2000"
 	for name, text := range map[string]string{
 		"plain":                  "42 (postgres)" + after,
 		"space and brackets":     "42 (a) S 1 (b c)" + after,
@@ -260,7 +260,7 @@ func TestParseStat(t *testing.T) {
 			t.Parallel()
 			got, err := parseStat([]byte(text))
 			require.NoError(t, err)
-			require.Equal(t, stat{identity: identity{pid: 42, start: 9876}, state: 'S', ppid: 7, session: 41}, got)
+			require.Equal(t, stat{identity: identity{pid: 42, start: 9876}, state: 'S', ppid: 7, session: 41, threads: 3}, got)
 		})
 	}
 	for name, text := range map[string]string{
@@ -298,6 +298,7 @@ func TestFamilyKnowsReusedPIDs(t *testing.T) {
 		root:                  true,
 		{pid: 11, start: 110}: true, // child
 		{pid: 12, start: 120}: true, // grandchild
+		{pid: 15, start: 150}: true, // waits to be reaped
 		{pid: 13, start: 130}: true, // orphan in the session that root leads
 	}, members)
 

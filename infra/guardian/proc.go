@@ -25,10 +25,12 @@ type stat struct {
 	state   byte // R, S, D, T, Z …
 	ppid    int
 	session int
+	threads int
 }
 
-// dead says that the process runs no more; a zombie only waits to be reaped.
-func (s stat) dead() bool { return s.state == 'Z' || s.state == 'X' }
+// dead says that the process runs no more and only waits to be reaped. While
+// other threads than the first are still ending it holds its files and ports.
+func (s stat) dead() bool { return s.state == 'X' || s.state == 'Z' && s.threads <= 1 }
 
 // parseStat reads proc(5) /proc/<pid>/stat. The name of the program stands in
 // brackets and may hold spaces and brackets, so fields count from the last one.
@@ -42,7 +44,7 @@ func parseStat(b []byte) (stat, error) {
 		return stat{}, fmt.Errorf("pid: %w", err)
 	}
 	const (
-		state, ppid, session, start = 0, 1, 3, 19 // fields after the name
+		state, ppid, session, threads, start = 0, 1, 3, 17, 19 // fields after the name
 	)
 	fields := strings.Fields(string(b[end+1:]))
 	if len(fields) <= start {
@@ -54,6 +56,9 @@ func parseStat(b []byte) (stat, error) {
 	}
 	if s.session, err = strconv.Atoi(fields[session]); err != nil {
 		return stat{}, fmt.Errorf("session: %w", err)
+	}
+	if s.threads, err = strconv.Atoi(fields[threads]); err != nil {
+		return stat{}, fmt.Errorf("number of threads: %w", err)
 	}
 	if s.start, err = strconv.ParseUint(fields[start], 10, 64); err != nil {
 		return stat{}, fmt.Errorf("start time: %w", err)
@@ -108,13 +113,13 @@ func (t table) has(id identity) bool {
 	return ok && s.start == id.start && !s.dead()
 }
 
-// family adds to members every live process that descends from a member, or
-// shares the session of a member that leads one.
+// family adds to members every process, dead ones too, that descends from a
+// member, or shares the session of a member that leads one.
 func (t table) family(members map[identity]bool) {
 	for grown := true; grown; {
 		grown = false
 		for _, s := range t {
-			if s.dead() || members[s.identity] {
+			if members[s.identity] {
 				continue
 			}
 			if t.isMember(members, s.ppid, s.start) || t.isMember(members, s.session, s.start) {

@@ -380,9 +380,9 @@ func awaitEnd(ids []identity, limit time.Duration) error {
 	}
 }
 
-// killDescendants kills until pid has no descendant. What is orphaned on the
-// way comes to this process, which is its subreaper, and is met by the next
-// look.
+// killDescendants kills until pid has no descendant, not even one that waits to
+// be reaped: one that does may still hold a port. What is orphaned on the way
+// comes to this process, which is its subreaper, and is met by the next look.
 func killDescendants(pid int) error {
 	self, _, err := look(pid)
 	if err != nil {

@@ -106,6 +106,10 @@ func (k *kafka) properties(home, controller string) string {
 		"auto.create.topics.enable=false",
 		// A killed consumer holds its partitions for a session; tests wait that long.
 		"group.min.session.timeout.ms=1000",
+		// A broker that comes back after SIGKILL is refused until the controller has
+		// given up its former self. Longer than a stall of a busy machine.
+		"broker.session.timeout.ms=4000",
+		"broker.heartbeat.interval.ms=500",
 		"group.initial.rebalance.delay.ms=0",
 	}, "\n") + "\n"
 }

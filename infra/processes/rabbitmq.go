@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -230,6 +231,9 @@ func (r *rabbitmq) config(n *rabbitNode) string {
 	lines := []string{
 		"listeners.tcp.1 = " + loopback(n.port),
 		"cluster_formation.peer_discovery_backend = classic_config",
+		// Two minutes: giving up means to form a cluster of one.
+		"cluster_formation.discovery_retry_interval = 250",
+		"cluster_formation.discovery_retry_limit = 480",
 		// A minority steps aside instead of going on with a history of its own.
 		"cluster_partition_handling = pause_minority",
 		"default_user = " + rabbitUser,
@@ -248,8 +252,14 @@ func (r *rabbitmq) config(n *rabbitNode) string {
 		// The default of 512 MB per node is kept in memory, too.
 		"raft.wal_max_size_bytes = 64000000",
 	}
-	for i, peer := range r.nodes {
-		lines = append(lines, fmt.Sprintf("cluster_formation.classic_config.nodes.%d = %s", i+1, peer.erlang))
+	// The first node forms the cluster at once and the others join it as soon as
+	// it can be joined. Were all told of all, each would wait for 5 s for another
+	// to be the first. It must be told of nobody: a node that looks for peers
+	// waits for a lock that one that waits for it may hold.
+	if n != r.nodes[0] {
+		for i, peer := range []*rabbitNode{r.nodes[0], n} { // a node that is not in its own list is refused
+			lines = append(lines, fmt.Sprintf("cluster_formation.classic_config.nodes.%d = %s", i+1, peer.erlang))
+		}
 	}
 	return strings.Join(lines, "\n") + "\n"
 }
@@ -356,20 +366,13 @@ func (r *rabbitmq) url(n *rabbitNode, vhost string) string {
 // CreateVhost returns when each node serves it: the others start it when they
 // hear of it, a moment later than the node that made it.
 func (r *rabbitmq) CreateVhost(ctx context.Context, name string) error {
-	n, err := r.anyServing()
-	if err != nil {
+	if _, err := r.ctlAny(ctx, "add_vhost", name); err != nil {
 		return fmt.Errorf("create virtual host %s: %w", name, err)
 	}
-	if _, err := r.ctl(ctx, n, "add_vhost", name); err != nil {
-		return err
+	if _, err := r.ctlAny(ctx, "set_permissions", "-p", name, rabbitUser, ".*", ".*", ".*"); err != nil {
+		return fmt.Errorf("create virtual host %s: %w", name, err)
 	}
-	if _, err := r.ctl(ctx, n, "set_permissions", "-p", name, rabbitUser, ".*", ".*", ".*"); err != nil {
-		return err
-	}
-	for _, n := range r.nodes {
-		if !n.serving() {
-			continue
-		}
+	for _, n := range r.serving() {
 		if err := r.awaitVhost(ctx, n, name); err != nil {
 			return fmt.Errorf("virtual host %s on %s: %w", name, n.name, err)
 		}
@@ -395,13 +398,32 @@ func (r *rabbitmq) awaitVhost(ctx context.Context, n *rabbitNode, vhost string) 
 
 var errNoneServes = errors.New("no node of the cluster is running")
 
-func (r *rabbitmq) anyServing() (*rabbitNode, error) {
+// serving lists the nodes that run and are not paused.
+func (r *rabbitmq) serving() []*rabbitNode {
+	var nodes []*rabbitNode
 	for _, n := range r.nodes {
 		if n.serving() {
-			return n, nil
+			nodes = append(nodes, n)
 		}
 	}
-	return nil, errNoneServes
+	return nodes
+}
+
+// ctlAny asks the nodes in turn until one answers: one that has stepped aside
+// as a minority runs, and answers nothing.
+func (r *rabbitmq) ctlAny(ctx context.Context, args ...string) ([]byte, error) {
+	errs := []error{errNoneServes}
+	for _, n := range r.serving() {
+		out, err := r.ctl(ctx, n, args...)
+		if err == nil {
+			return out, nil
+		}
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		errs = append(errs, err)
+	}
+	return nil, errors.Join(errs...)
 }
 
 // ctl runs rabbitmqctl against a node.
@@ -416,21 +438,59 @@ func (r *rabbitmq) ctl(ctx context.Context, n *rabbitNode, args ...string) ([]by
 	})
 }
 
-// Queues of a virtual host.
+// listQueues are the columns of [infra.Queue].
+var listQueues = []string{"name", "type", "leader", "members", "online", "messages", "messages_ready", "messages_unacknowledged"}
+
+// Queues of a virtual host. While a node is paused a queue that is still led by
+// it is missing from the list.
 func (r *rabbitmq) Queues(ctx context.Context, vhost string) ([]infra.Queue, error) {
 	if vhost == "" {
 		vhost = "/"
 	}
-	n, err := r.anyServing()
+	list := append([]string{"list_queues", "-p", vhost, "--formatter", "json"}, listQueues...)
+	if r.anyPaused() {
+		return r.queuesNodeByNode(ctx, append(list, "--local"))
+	}
+	out, err := r.ctlAny(ctx, list...)
 	if err != nil {
 		return nil, fmt.Errorf("list the queues of virtual host %s: %w", vhost, err)
 	}
-	out, err := r.ctl(ctx, n, "list_queues", "-p", vhost, "--formatter", "json",
-		"name", "type", "leader", "members", "online", "messages", "messages_ready", "messages_unacknowledged")
-	if err != nil {
+	return parseQueues(out)
+}
+
+func (r *rabbitmq) anyPaused() bool {
+	for _, n := range r.nodes {
+		if _, paused := n.current(); paused {
+			return true
+		}
+	}
+	return false
+}
+
+// queuesNodeByNode asks each node for the queues that it leads. The common list
+// asks all nodes, and waits for a paused one until the net tick time of 60 s is
+// over.
+func (r *rabbitmq) queuesNodeByNode(ctx context.Context, list []string) ([]infra.Queue, error) {
+	nodes := r.serving()
+	if len(nodes) == 0 {
+		return nil, errNoneServes
+	}
+	found := make([][]infra.Queue, len(nodes))
+	asking, ctx := errgroup.WithContext(ctx)
+	for i, n := range nodes {
+		asking.Go(func() error {
+			out, err := r.ctl(ctx, n, list...)
+			if err != nil {
+				return err
+			}
+			found[i], err = parseQueues(out)
+			return err
+		})
+	}
+	if err := asking.Wait(); err != nil {
 		return nil, err
 	}
-	return parseQueues(out)
+	return slices.Concat(found...), nil
 }
 
 // Leader of a quorum queue.
