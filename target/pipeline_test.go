@@ -1,0 +1,285 @@
+package target_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"mailproof/fakes/smtp"
+	"mailproof/history"
+	"mailproof/infra"
+	"mailproof/infra/guardian"
+	"mailproof/infra/provider"
+	"mailproof/target"
+)
+
+// What all tests of this package share: real parts and built programs.
+var (
+	stack    infra.Stack
+	binaries target.Binaries
+)
+
+func TestMain(m *testing.M) {
+	guardian.MaybeRun()
+	os.Exit(withStack(m))
+}
+
+func withStack(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "mpt")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // logs of a run that is over
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	if binaries, err = target.Build(ctx, target.BuildConfig{Dir: filepath.Join(dir, "bin")}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	prov, err := provider.Select("")
+	if err == nil {
+		stack, err = prov.Start(ctx, infra.Spec{LogDir: filepath.Join(dir, "nodes")})
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	if err := stack.Stop(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// journal collects process events.
+type journal struct {
+	mu     sync.Mutex
+	events []string
+}
+
+func (j *journal) record(r history.Record) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.events = append(j.events, r.Process.Name+" "+r.Process.Event)
+}
+
+func (j *journal) has(event string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Contains(j.events, event)
+}
+
+func config(t *testing.T, name string, server *smtp.Server, j *journal) target.PipelineConfig {
+	t.Helper()
+	return target.PipelineConfig{
+		Stack: stack, Name: name, SMTPAddr: server.Addr(), LogDir: t.TempDir(), Binaries: binaries, Policy: "resend",
+		RetryDelays: []time.Duration{200 * time.Millisecond, 500 * time.Millisecond}, MaxAttempts: 3,
+		SendDeadline: 2 * time.Second, Lease: 4 * time.Second, SweepEvery: time.Second, SweepGrace: 5 * time.Second,
+		Record: j.record,
+	}
+}
+
+func start(t *testing.T, cfg target.PipelineConfig) *target.Pipeline {
+	t.Helper()
+	p, err := target.StartPipeline(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Stop(context.Background())) })
+	return p
+}
+
+func mailServer(t *testing.T, rules ...smtp.Rule) *smtp.Server {
+	t.Helper()
+	s, err := smtp.Start(smtp.Options{Rules: rules})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// settle waits until nothing is pending.
+func settle(t *testing.T, p *target.Pipeline) {
+	t.Helper()
+	var last map[string]string
+	require.Eventually(t, func() bool {
+		var err error
+		last, err = p.Pending(t.Context())
+		return err == nil && len(last) == 0
+	}, time.Minute, 100*time.Millisecond, "%v", last)
+}
+
+func confirm(t *testing.T, p *target.Pipeline, n int) []string {
+	t.Helper()
+	keys := make([]string, n)
+	for i := range n {
+		id := fmt.Sprintf("b%d", i)
+		outcome, err := p.ConfirmWhy(t.Context(), id, fmt.Sprintf("guest%d@example.test", i))
+		require.NoError(t, err)
+		require.Equal(t, history.OpOK, outcome)
+		keys[i] = p.Key(id, 1)
+	}
+	return keys
+}
+
+// Twenty bookings are confirmed; each mail is stored once, each row is SENT, and
+// every piece of the final state is there.
+func TestConformance(t *testing.T) {
+	server, j := mailServer(t), &journal{}
+	p := start(t, config(t, "conf", server, j))
+	mark := p.Mark()
+	keys := confirm(t, p, 20)
+	settle(t, p)
+	for _, k := range keys {
+		require.Equal(t, 1, server.Verdict(k).Copies, k)
+	}
+
+	f, err := p.Final(t.Context())
+	require.NoError(t, err)
+	require.Len(t, f.Rows, 20)
+	for _, r := range f.Rows {
+		require.Equal(t, "sent", r.State, r.Key)
+		require.Equal(t, 1, r.Attempts, r.Key)
+		require.Zero(t, r.Unsettled)
+		require.NotEmpty(t, r.EventID)
+		require.Contains(t, keys, r.Key)
+	}
+	require.Len(t, f.Outbox, 20)
+	for _, o := range f.Outbox {
+		require.True(t, o.Published)
+		require.Contains(t, keys, o.Key)
+	}
+	require.Len(t, f.Topic, 20)
+	require.Equal(t, "BookingConfirmed", f.Topic[0].Type)
+	require.Empty(t, f.DLQ)
+	require.NotNil(t, f.DLQ)
+	require.Empty(t, f.Alerts)
+	require.Empty(t, f.Pending)
+	require.NotEmpty(t, f.Queues)
+	for _, q := range f.Queues {
+		require.Equal(t, "quorum", q.Type, q.Name)
+		require.Equal(t, 3, q.Members, q.Name)
+		require.Zero(t, q.Messages, q.Name)
+	}
+	require.EqualValues(t, 20, f.Counters[`notifyd_sends_total{lane="ticket",outcome="accepted"}`], "%v", f.Counters)
+	require.EqualValues(t, 20, f.Counters[`outbox_relay_records_total{result="published"}`], "%v", f.Counters)
+
+	usage := p.Since(mark)
+	require.Contains(t, usage, "bookingd-1")
+	require.Positive(t, usage["notifyd-1"].CPUSeconds)
+	require.Positive(t, usage["notifyd-1"].MaxRSSBytes)
+
+	require.Len(t, p.Databases(), 2)
+	require.Equal(t, []string{"bookingd-1", "notifyd-1"}, []string{p.Processes()[0].Name(), p.Processes()[1].Name()})
+	require.NoError(t, p.Stop(t.Context()))
+	for _, e := range []string{"bookingd-1 started", "bookingd-1 ready", "notifyd-1 ready", "notifyd-1 exited"} {
+		require.True(t, j.has(e), e)
+	}
+	for _, proc := range p.Processes() {
+		require.False(t, proc.Running())
+		require.Zero(t, proc.PID())
+	}
+}
+
+// A mail that is refused for good ends DEAD, with a dead letter that Final reads
+// and an alert; a repeated confirmation and a cancel tell the truth.
+func TestDeadMailAndOperations(t *testing.T) {
+	server := mailServer(t, smtp.On(smtp.StageRcpt, smtp.Reply).Code(550).To("bad@example.test").Rule())
+	p := start(t, config(t, "dead", server, &journal{}))
+	ctx := t.Context()
+	require.Equal(t, history.OpOK, p.Confirm(ctx, "bad", "bad@example.test"))
+	require.Equal(t, history.OpOK, p.Confirm(ctx, "bad", "bad@example.test"), "the repeat finds it confirmed")
+	require.Equal(t, history.OpFail, p.Confirm(ctx, "bad", "other@example.test"), "another booking of the same id")
+	require.Equal(t, history.OpFail, p.Confirm(ctx, "a:b", "a@example.test"), "an id that cannot be")
+	require.Equal(t, history.OpOK, p.Confirm(ctx, "good", "good@example.test"))
+	settle(t, p)
+	require.Equal(t, history.OpOK, p.Cancel(ctx, "good"))
+	require.Equal(t, history.OpOK, p.Reopen(ctx, "good", 1))
+	settle(t, p)
+	require.Eventually(t, func() bool { return server.Verdict("ticket:good:v2").Copies == 1 }, time.Minute, 50*time.Millisecond)
+
+	f, err := p.Final(ctx)
+	require.NoError(t, err)
+	require.Len(t, f.DLQ, 1)
+	require.Equal(t, "ticket:bad", f.DLQ[0].Key)
+	require.NotEmpty(t, f.DLQ[0].Reason)
+	require.Len(t, f.Alerts, 1)
+	require.Equal(t, "ticket:bad", f.Alerts[0].Key)
+	i := slices.IndexFunc(f.Queues, func(q history.QueueState) bool { return strings.HasSuffix(q.Name, "dlq") })
+	require.Equal(t, 1, f.Queues[i].Messages, "the queues are read before the dead letters are taken")
+	again, err := p.Final(ctx)
+	require.NoError(t, err)
+	require.Empty(t, again.DLQ)
+}
+
+// Killed, paused, resumed and restarted processes: what is reported, what the
+// operations say meanwhile, and nothing lost in the end.
+func TestProcesses(t *testing.T) {
+	server, j := mailServer(t), &journal{}
+	p := start(t, config(t, "procs", server, j))
+	ctx := t.Context()
+	bookingd, notifyd := p.Processes()[0], p.Processes()[1]
+
+	require.NoError(t, notifyd.Kill(ctx))
+	require.False(t, notifyd.Running())
+	require.NoError(t, notifyd.Kill(ctx), "gone is gone")
+	require.Error(t, notifyd.Pause(ctx))
+	keys := confirm(t, p, 5)
+	pending, err := p.Pending(ctx)
+	require.NoError(t, err)
+	require.Len(t, pending, 5)
+	for _, k := range keys {
+		require.Contains(t, pending, k)
+	}
+	require.NoError(t, notifyd.Restart(ctx))
+	settle(t, p)
+
+	require.NoError(t, bookingd.Pause(ctx))
+	short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	outcome, err := p.ConfirmWhy(short, "paused", "paused@example.test")
+	cancel()
+	require.Equal(t, history.OpFail, outcome, "the booking itself was not answered, so it was never confirmed: %v", err)
+	require.Error(t, err)
+	require.NoError(t, bookingd.Resume(ctx))
+	require.Eventually(t, func() bool { return p.Confirm(ctx, "paused", "paused@example.test") == history.OpOK }, 20*time.Second, 50*time.Millisecond)
+
+	pid := bookingd.PID()
+	require.NoError(t, bookingd.Kill(ctx))
+	require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH)
+	outcome, err = p.ConfirmWhy(ctx, "nobody", "nobody@example.test")
+	require.Equal(t, history.OpFail, outcome, "%v", err)
+	require.NoError(t, bookingd.Restart(ctx))
+	require.NotEqual(t, pid, bookingd.PID())
+	require.Equal(t, history.OpOK, p.Confirm(ctx, "nobody", "nobody@example.test"))
+	settle(t, p)
+
+	for _, k := range append(keys, "ticket:paused", "ticket:nobody") {
+		require.Equal(t, 1, server.Verdict(k).Copies, k)
+	}
+	for _, e := range []string{"notifyd-1 killed", "bookingd-1 paused", "bookingd-1 resumed", "bookingd-1 killed"} {
+		require.True(t, j.has(e), e)
+	}
+	require.False(t, j.has("notifyd-1 exited"), "a process that the harness killed did not exit by itself")
+}
+
+// A program that cannot start quotes its log, and nothing is left behind.
+func TestStartFailureIsExplained(t *testing.T) {
+	server := mailServer(t)
+	cfg := config(t, "broken", server, &journal{})
+	cfg.EnvOf = map[string]map[string]string{"notifyd-1": {"NOTIFYD_LEASE": "1s"}}
+	_, err := target.StartPipeline(t.Context(), cfg)
+	require.ErrorContains(t, err, "NOTIFYD_LEASE")
+	cfg.Name = "Not A Word"
+	cfg.Stack = nil
+	_, err = target.StartPipeline(t.Context(), cfg)
+	require.ErrorContains(t, err, "Stack")
+	require.ErrorContains(t, err, "Name")
+}
