@@ -245,17 +245,18 @@ func (x *cellRun) save(ctx context.Context) error {
 		record := f.Record()
 		x.record(history.Record{T: x.clock(), Kind: history.KindFault, Fault: &record})
 	}
-	pending, err := x.bench.Target.Pending(ctx)
+	final, err := x.bench.Target.Final(ctx)
 	errs = append(errs, err)
+	final.Usage = x.usage.result()
+	// The ledger comes after the rest was read: a copy that arrived meanwhile
+	// must be in it.
 	evidence, err := x.bench.Evidence(ctx)
 	errs = append(errs, err)
 	for _, r := range evidence {
 		x.record(r)
 	}
-	final, err := x.bench.Target.Final(ctx)
-	errs = append(errs, err)
-	final.Pending, final.Usage = pending, x.usage.result()
 	x.record(history.Record{T: x.clock(), Kind: history.KindFinal, Final: &final})
+	errs = append(errs, writeQueues(x.dir, final.Queues))
 	x.measure(final)
 	return errors.Join(append(errs, x.journal.Close())...)
 }

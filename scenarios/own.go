@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
+	"mailproof/history"
 	"mailproof/reports"
 	"mailproof/verify"
 )
@@ -62,4 +64,17 @@ func loadOwn(dir string) (ownFindings, error) {
 		return o, fmt.Errorf("the runner's findings in %s: %w", dir, err)
 	}
 	return o, nil
+}
+
+// writeQueues writes what "rabbitmqctl list_queues name type" prints.
+func writeQueues(dir string, queues []history.QueueState) error {
+	var b strings.Builder
+	b.WriteString("name\ttype\n")
+	for _, q := range queues {
+		fmt.Fprintf(&b, "%s\t%s\n", q.Name, q.Type)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "queues.txt"), []byte(b.String()), 0o644); err != nil {
+		return fmt.Errorf("the list of queues: %w", err)
+	}
+	return nil
 }

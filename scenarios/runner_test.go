@@ -111,13 +111,16 @@ func (t *fakeTarget) Pending(context.Context) (map[string]string, error) {
 		if t.settled(m) {
 			continue
 		}
-		why := "PENDING, no message of it is anywhere"
-		if t.reason != nil {
-			why = t.reason(m.booking)
-		}
-		waiting[t.Key(m.booking, 1)] = why
+		waiting[t.Key(m.booking, 1)] = t.why(m.booking)
 	}
 	return waiting, nil
+}
+
+func (t *fakeTarget) why(booking string) string {
+	if t.reason != nil {
+		return t.reason(booking)
+	}
+	return "PENDING, no message of it is anywhere"
 }
 
 func (t *fakeTarget) kept() int {
@@ -158,6 +161,12 @@ func (t *fakeTarget) Final(context.Context) (history.Final, error) {
 		state := "sent"
 		if !t.settled(m) {
 			state = "pending"
+		}
+		if !t.settled(m) {
+			if f.Pending == nil {
+				f.Pending = map[string]string{}
+			}
+			f.Pending[t.Key(m.booking, 1)] = t.why(m.booking)
 		}
 		f.Rows = append(f.Rows, history.MailState{Key: t.Key(m.booking, 1), Booking: m.booking, Recipient: m.recipient, State: state})
 	}

@@ -28,7 +28,7 @@ func killedWhileSending() Scenario {
 		Quiesce:    90 * time.Second,
 		FaultNames: []string{"kill-while-held", "kill-at-random"},
 		Faults: func(b *Bench) []faults.Fault {
-			victim := b.Process("notifyd")
+			victim := b.Process("notifyd-1")
 			one := new(sync.Mutex)
 			r := b.Rand("kills")
 			return []faults.Fault{

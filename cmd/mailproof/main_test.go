@@ -1,0 +1,120 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"mailproof/infra/guardian"
+	"mailproof/reports"
+	"mailproof/scenarios"
+	"mailproof/verify"
+)
+
+func TestMain(m *testing.M) {
+	guardian.MaybeRun()
+	m.Run()
+}
+
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		code int
+	}{
+		{nil, 0},
+		{verdictError{verify.Pass}, 0},
+		{verdictError{verify.SkippedRun}, 0},
+		{verdictError{verify.Fail}, 1},
+		{verdictError{verify.Unknown}, 2},
+		{verdictError{verify.Invalid}, 3},
+		{verdictError{verify.HarnessError}, 4},
+		{errors.Join(verdictError{verify.Fail}, errors.New("stopping")), 1},
+		{fmt.Errorf("start: %w", errInterrupted), 2},
+		{errors.New("no Postgres server"), 4},
+	} {
+		var out strings.Builder
+		require.Equal(t, c.code, exitCode(c.err, &out), "%v", c.err)
+	}
+}
+
+func TestVerdictIsNotPrintedAsAnErrorButOthersAre(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	exitCode(verdictError{verify.Fail}, &out)
+	require.Empty(t, out.String())
+	exitCode(errors.New("no Postgres server"), &out)
+	require.Equal(t, "mailproof: no Postgres server\n", out.String())
+}
+
+func TestAgainRepeatsEveryFlagThatMatters(t *testing.T) {
+	t.Parallel()
+	f := chaosFlags{
+		scenarios: []string{"t6.2"}, seed: 7, realDelays: true, unplug: []string{"lose-250"}, noTraffic: true,
+		kafka: "kfake", overlay: "o.json", env: []string{"NOTIFYD_SWEEPER=off"}, out: "runs",
+	}
+	require.Equal(t, "bin/mailproof chaos --scenario t6.2 --real-delays --unplug lose-250 --no-traffic --kafka kfake --overlay o.json --env NOTIFYD_SWEEPER=off --seed 7",
+		f.again("bin/mailproof"))
+	require.Contains(t, f.again("bin/mailproof", "t6.2/hold"), "--scenario t6.2/hold ")
+	require.Equal(t, "mailproof chaos --seed 7", chaosFlags{seed: 7, kafka: "auto"}.again("mailproof"))
+}
+
+func TestWrongFlagsAreNamed(t *testing.T) {
+	t.Parallel()
+	require.ErrorContains(t, chaosFlags{kafka: "redpanda"}.validate(), "redpanda")
+	require.ErrorContains(t, chaosFlags{kafka: "auto", env: []string{"X"}}.validate(), `"X"`)
+	require.NoError(t, chaosFlags{kafka: "auto", env: []string{"A=b=c"}}.validate())
+}
+
+func TestListNamesEveryScenario(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	require.NoError(t, listScenarios(&out, scenarios.All(scenarios.Draw{})))
+	for _, s := range scenarios.All(scenarios.Draw{}) {
+		require.Contains(t, out.String(), s.Name)
+		require.Contains(t, out.String(), s.Title)
+	}
+}
+
+func TestLastLineOfARedRunIsTheCommandThatRunsItAgain(t *testing.T) {
+	dir, err := newRunDir(t.TempDir(), 7)
+	require.NoError(t, err)
+	var out strings.Builder
+	sum := reports.Summary{Verdict: verify.Fail, Seed: 7, Scenarios: []reports.Scenario{
+		{Name: "t6.1", Policy: "resend", Verdict: verify.Pass},
+		{Name: "t6.2", Policy: "hold", Verdict: verify.Fail, Findings: []verify.Finding{{Invariant: "nothing-lost", Verdict: verify.Fail, Key: "ticket:1", Text: "lost"}}},
+	}}
+	err = report(&out, chaosFlags{seed: 7, kafka: "auto"}, "bin/mailproof", dir, sum)
+	require.Equal(t, 1, exitCode(err, &strings.Builder{}))
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	require.Equal(t, "run it again: bin/mailproof chaos --scenario t6.2/hold --seed 7", lines[len(lines)-1])
+	require.Contains(t, out.String(), "nothing-lost ticket:1")
+	require.FileExists(t, dir+"/../latest/summary.json")
+}
+
+func TestProgressPrintsPlainLinesWhereThereIsNoTerminal(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	chosen, err := scenarios.Select(scenarios.All(scenarios.Draw{}), []string{"t6.7/hold"})
+	require.NoError(t, err)
+	p := newProgress(&out, chosen)
+	p.start(7, "runs/x", "again")
+	p.Part("postgres", "ready after 1.0 s")
+	p.Cell(1, 1, chosen[0], chosen[0].Cells[0])
+	for range 3 {
+		p.Status(scenarios.Status{Phase: "faults", Bookings: 550, Confirmed: 10, Fault: "kill", Struck: 1, Strikes: 22})
+	}
+	p.Status(scenarios.Status{Phase: "quiesce", Pending: map[string]string{"ticket:1": "SENDING"}})
+	p.Done(reports.Scenario{Verdict: verify.Pass})
+	p.end()
+	text := out.String()
+	require.Equal(t, 1, strings.Count(text, "  faults"), "a phase is told once")
+	require.Contains(t, text, "kill 1/22")
+	require.Contains(t, text, "1 pending, ticket:1: SENDING")
+	require.Contains(t, text, "PASS")
+	require.NotContains(t, text, "\x1b")
+	require.NotContains(t, text, "\r")
+}

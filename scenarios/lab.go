@@ -1,0 +1,260 @@
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"mailproof/fakes/ledger"
+	"mailproof/fakes/smtp"
+	"mailproof/faults"
+	"mailproof/history"
+	"mailproof/history/wal"
+	"mailproof/infra"
+	"mailproof/infra/processes"
+	"mailproof/internal/setup"
+	"mailproof/target"
+)
+
+// LabConfig says how the real parts are run.
+type LabConfig struct {
+	// LogDir receives a log per node of the parts.
+	LogDir string
+	// Kafka is apache, kfake, or auto: the stand-in only where it must be.
+	Kafka string
+	// Overlay is a "go build -overlay" file for the system under test.
+	Overlay string
+	// Env are variables of the system's processes, "NAME=value".
+	Env []string
+	// Progress is told what is being waited for; from several goroutines.
+	Progress func(part, state string)
+}
+
+// RealLab runs cells on real parts that are started once.
+type RealLab struct {
+	stack    infra.Stack
+	binaries target.Binaries
+	binDir   string // of binaries built for this run; "" when they lay beside the program
+	env      map[string]string
+	opened   int
+}
+
+var _ Lab = (*RealLab)(nil)
+
+// StartLab starts Postgres, three RabbitMQ nodes and Kafka, and builds the
+// system where it has to be built. On an error nothing is left running.
+func StartLab(ctx context.Context, cfg LabConfig) (*RealLab, error) {
+	paths := setup.Locate()
+	switch {
+	case cfg.Kafka == "kfake":
+		paths.Java, paths.KafkaLib = "", ""
+	case cfg.Kafka == "apache" && (paths.Java == "" || paths.KafkaLib == ""):
+		return nil, errors.New("--kafka apache: Java or Kafka's jars are missing; run \"mailproof setup\"")
+	}
+	lab := &RealLab{env: map[string]string{}}
+	for _, e := range cfg.Env {
+		name, value, _ := strings.Cut(e, "=")
+		lab.env[name] = value
+	}
+	both, bothCtx := errgroup.WithContext(ctx)
+	both.Go(func() error { return lab.findBinaries(bothCtx, cfg) })
+	both.Go(func() (err error) {
+		lab.stack, err = processes.New(paths).Start(bothCtx, infra.Spec{LogDir: cfg.LogDir, Progress: cfg.Progress})
+		return err
+	})
+	if err := both.Wait(); err != nil {
+		if ctx.Err() != nil {
+			err = errors.Join(context.Cause(ctx), err)
+		}
+		return nil, errors.Join(err, lab.Stop(context.WithoutCancel(ctx)))
+	}
+	return lab, nil
+}
+
+func (l *RealLab) findBinaries(ctx context.Context, cfg LabConfig) error {
+	if cfg.Overlay == "" {
+		if b, ok := target.Beside(); ok {
+			l.binaries = b
+			return nil
+		}
+	}
+	cfg.Progress("system", "building")
+	began := time.Now()
+	dir, err := os.MkdirTemp("", "mailproof-bin-")
+	if err != nil {
+		return fmt.Errorf("a folder for the system's binaries: %w", err)
+	}
+	l.binDir = dir
+	l.binaries, err = target.Build(ctx, target.BuildConfig{Dir: dir, Overlay: cfg.Overlay})
+	if err == nil {
+		cfg.Progress("system", fmt.Sprintf("ready after %.1f s", time.Since(began).Seconds()))
+	}
+	return err
+}
+
+// Versions of the parts.
+func (l *RealLab) Versions() infra.Versions { return l.stack.Versions() }
+
+// Stop ends every part.
+func (l *RealLab) Stop(ctx context.Context) error {
+	var errs []error
+	if l.stack != nil {
+		errs = append(errs, l.stack.Stop(ctx))
+	}
+	if l.binDir != "" {
+		errs = append(errs, os.RemoveAll(l.binDir))
+	}
+	return errors.Join(errs...)
+}
+
+// cellLab is what one cell has of a lab.
+type cellLab struct {
+	order    Order
+	stack    infra.Stack
+	server   *smtp.Server
+	pipeline *target.Pipeline
+	logs     []*wal.Collector
+	keys     map[string]string // recipient → key of its one mail
+}
+
+// Open starts a mail server, the system under test and the readers of its
+// databases' logs, all of the cell's own.
+func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
+	l.opened++
+	c := &cellLab{order: o, stack: l.stack, keys: map[string]string{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.close(context.WithoutCancel(ctx)))
+		}
+	}()
+	mode := smtp.Plain
+	if o.Cell.Deduplicating {
+		mode = smtp.DedupByKey
+	}
+	// A hang must outlive the sender's deadline, and a hold the wait for it;
+	// both end with the cell.
+	if c.server, err = smtp.Start(smtp.Options{Seed: o.Seed, Mode: mode, Clock: history.Now}); err != nil {
+		return nil, err
+	}
+	c.pipeline, err = target.StartPipeline(ctx, target.PipelineConfig{
+		Stack: l.stack, Name: fmt.Sprintf("c%d", l.opened), SMTPAddr: c.server.Addr(), LogDir: o.Dir, Binaries: l.binaries,
+		Policy: o.Cell.Policy, RetryDelays: o.System.RetryDelays, MaxAttempts: o.System.MaxAttempts,
+		SendDeadline: o.System.SendDeadline, Lease: o.System.Lease,
+		SweepEvery: o.System.SweepEvery, SweepGrace: o.System.SweepGrace,
+		Env: l.env, Record: o.Record,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := c.followLogs(ctx); err != nil {
+		return nil, err
+	}
+	for _, b := range append(o.Plan.Baseline[:len(o.Plan.Baseline):len(o.Plan.Baseline)], o.Plan.Faults...) {
+		c.keys[b.Recipient] = c.pipeline.Key(b.ID, 1)
+	}
+	return &Bench{
+		Order: o, Target: c.pipeline,
+		Parts:    Parts{Mail: c.server, Brokers: l.stack.Kafka().Brokers(), Topic: c.pipeline.Topic()},
+		Unrest:   c.unrest,
+		Attempts: func() int { return int(c.server.Totals().Rows) },
+		Stored:   func() int { return int(c.server.Totals().Stored) },
+		Evidence: c.evidence, Close: c.close,
+	}, nil
+}
+
+func (c *cellLab) followLogs(ctx context.Context) error {
+	for _, db := range c.pipeline.Databases() {
+		log, err := wal.Start(ctx, wal.Config{
+			Database: db.Name, URL: db.URL, Tables: db.Tables, Drop: []string{"rendered"},
+			Sink: func(ch history.Change) error {
+				c.order.Record(history.Record{T: history.Now(), Kind: history.KindChange, Change: &ch})
+				return nil
+			},
+		})
+		if err != nil {
+			return err
+		}
+		c.logs = append(c.logs, log)
+	}
+	return nil
+}
+
+// unrest is what is on its way between the parts: records that the bridge has
+// not read, messages that a queue other than the dead-letter queue holds.
+func (c *cellLab) unrest(ctx context.Context) (map[string]string, error) {
+	moving := map[string]string{}
+	lag, _, err := faults.GroupLag(ctx, c.stack.Kafka().Brokers(), c.pipeline.Topic())
+	if err != nil {
+		return nil, err
+	}
+	if lag > 0 {
+		moving["topic "+c.pipeline.Topic()] = fmt.Sprintf("%d records not read", lag)
+		return moving, nil
+	}
+	queues, err := c.stack.RabbitMQ().Queues(ctx, c.pipeline.Vhost())
+	if err != nil {
+		return nil, err
+	}
+	for _, q := range queues {
+		if q.Messages > 0 && !strings.HasSuffix(q.Name, "dlq") {
+			moving["queue "+q.Name] = fmt.Sprintf("%d messages, %d ready, %d unacked", q.Messages, q.Ready, q.Unacked)
+		}
+	}
+	return moving, nil
+}
+
+// evidence ends the readers of the logs, which record by themselves, and
+// returns the mail server's ledger.
+func (c *cellLab) evidence(ctx context.Context) ([]history.Record, error) {
+	var errs []error
+	for _, log := range c.logs {
+		errs = append(errs, log.Stop(ctx))
+	}
+	c.logs = nil
+	rows := c.server.Ledger()
+	records := make([]history.Record, len(rows))
+	for i, row := range rows {
+		a := c.attempt(row)
+		records[i] = history.Record{T: a.To, Kind: history.KindAttempt, Attempt: &a}
+	}
+	return records, errors.Join(errs...)
+}
+
+// attempt is a row of the ledger as evidence. A try that ended before its
+// headers were read carries no key; where the schedule gives its recipient to
+// one mail alone, it is that mail's.
+func (c *cellLab) attempt(row ledger.Attempt) history.Attempt {
+	a := history.Attempt{
+		ID: row.ID, Transport: row.Transport, Session: row.Session, Client: row.Client, Key: row.Key,
+		MessageID: row.MessageID, Recipient: row.Recipient, From: row.From, To: row.To, Stage: row.Stage,
+		DotAt: row.DotAt, Stored: row.Stored, Deduplicated: row.Deduplicated, ReplyWritten: row.ReplyWritten,
+		Reply: row.Reply, ClosedWithoutStoring: row.ClosedWithoutStoring, Fault: row.Fault, Breach: row.Breach,
+		BodyHash: row.BodyHash, Subject: row.Subject,
+	}
+	if row.Open() {
+		a.To = max(history.Now(), a.From)
+	}
+	if a.Key == "" && a.DotAt == 0 {
+		a.Key = c.keys[a.Recipient]
+	}
+	return a
+}
+
+func (c *cellLab) close(ctx context.Context) error {
+	var errs []error
+	for _, log := range c.logs {
+		errs = append(errs, log.Stop(ctx))
+	}
+	if c.pipeline != nil {
+		errs = append(errs, c.pipeline.Stop(ctx))
+	}
+	if c.server != nil {
+		errs = append(errs, c.server.Close())
+	}
+	return errors.Join(errs...)
+}
