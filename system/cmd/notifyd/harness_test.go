@@ -112,14 +112,20 @@ func binary(t *testing.T, tag string) string {
 
 // place is a database, virtual host and topic of one test, and a mail server.
 type place struct {
-	t      *testing.T
-	mail   *smtp.Server
-	pool   *pgxpool.Pool
-	vhost  string
-	topic  string
-	kafka  *kgo.Client
-	env    map[string]string
-	events atomic.Int64
+	t     *testing.T
+	mail  *smtp.Server
+	pool  *pgxpool.Pool
+	vhost string
+	topic string
+	kafka *kgo.Client
+	env   map[string]string
+}
+
+// at is the place as a subtest sees it.
+func (p *place) at(t *testing.T) *place {
+	sub := *p
+	sub.t = t
+	return &sub
 }
 
 var places atomic.Int64

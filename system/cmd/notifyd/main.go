@@ -34,12 +34,22 @@ func main() {
 	}
 }
 
-// untilSignalled returns a context that ends with the first SIGTERM or SIGINT;
-// the second one has its ordinary effect, the end of the process.
+// untilSignalled returns a context that ends with the first SIGTERM or SIGINT.
+// The signals have their ordinary effect again before it ends, so that a second
+// one ends the process.
 func untilSignalled() (context.Context, context.CancelFunc) {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
-	context.AfterFunc(ctx, stop)
-	return ctx, stop
+	ctx, cancel := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	go func() {
+		select {
+		case <-signals:
+		case <-ctx.Done():
+		}
+		signal.Stop(signals)
+		cancel()
+	}()
+	return ctx, cancel
 }
 
 func command(out io.Writer) *cobra.Command {
