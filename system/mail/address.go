@@ -21,8 +21,8 @@ func ParseAddress(addr string) (string, error) {
 	switch {
 	case addr == "":
 		return "", fmt.Errorf("%w: empty", ErrAddress)
-	case strings.ContainsFunc(addr, func(r rune) bool { return r <= ' ' || r == 0x7f || strings.ContainsRune(`<>",;:\()`, r) }):
-		// An address literal has brackets and colons; no customer has one.
+	case strings.ContainsFunc(addr, func(r rune) bool { return r <= ' ' || r == 0x7f || strings.ContainsRune(`<>",;:\()[]`, r) }):
+		// This leaves out address literals (bob@[192.0.2.1]) too: no customer has one.
 		return "", fmt.Errorf("%w: it holds a character that no mailbox has", ErrAddress)
 	case !ok || local == "" || domain == "":
 		return "", fmt.Errorf("%w: it is not of the form name@domain", ErrAddress)

@@ -143,12 +143,12 @@ func NewSMTPSender(cfg SMTPConfig) (*SMTPSender, error) {
 // turns out to be dead before the server took DATA is replaced within the same
 // try, once: it says nothing about the mail, and costs no attempt.
 func (s *SMTPSender) Send(ctx context.Context, m Message, beforeCommit func() error) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.SendTimeout)
+	defer cancel()
 	e, err := newEnvelope(m)
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.SendTimeout)
-	defer cancel()
 	kept, err := s.acquire(ctx)
 	if err != nil {
 		// The mail was not tried: free of charge.
@@ -341,7 +341,11 @@ func checkLines(b []byte) error {
 	if len(b) == 0 {
 		return errors.New("the mail is empty")
 	}
-	for i, c := range b {
+	pairs := bytes.Count(b, []byte("\r\n"))
+	if bytes.Count(b, []byte{'\n'}) == pairs && bytes.Count(b, []byte{'\r'}) == pairs && bytes.IndexByte(b, 0) < 0 {
+		return nil
+	}
+	for i, c := range b { // say where
 		switch {
 		case c == '\n' && (i == 0 || b[i-1] != '\r'):
 			return fmt.Errorf("bare LF at byte %d", i)
@@ -367,4 +371,11 @@ func dotStuff(b []byte) []byte {
 	return out
 }
 
-func isASCII(b []byte) bool { return !slices.ContainsFunc(b, func(c byte) bool { return c > 127 }) }
+func isASCII(b []byte) bool {
+	for _, c := range b {
+		if c > 127 {
+			return false
+		}
+	}
+	return true
+}
