@@ -1,37 +1,38 @@
 package delivery
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
-	"os/user"
-	"path/filepath"
-	"runtime"
-	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+
+	"mailproof/infra"
+	"mailproof/infra/guardian"
+	"mailproof/infra/provider"
 )
 
 // server is the private Postgres that all tests of this package share; each
 // test has a database of its own.
-var server *testServer
+var server testServer
+
+type testServer struct {
+	infra.Postgres
+	created atomic.Int64
+}
+
+// template is the migrated database that each test's own is copied from.
+const template = "template_delivery"
 
 func TestMain(m *testing.M) {
-	// The postmaster dies with the thread that started it (Pdeathsig), so that
-	// a killed test binary leaves nothing behind.
-	runtime.LockOSThread()
+	guardian.MaybeRun()
 	code, err := runWithServer(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "delivery tests:", err)
@@ -41,117 +42,38 @@ func TestMain(m *testing.M) {
 }
 
 func runWithServer(m *testing.M) (code int, err error) {
-	server, err = startServer(context.Background())
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	logs, err := os.MkdirTemp("", "delivery")
 	if err != nil {
 		return 1, err
 	}
-	defer func() { err = errors.Join(err, server.stop()) }()
+	defer func() { err = errors.Join(err, os.RemoveAll(logs)) }()
+	parts, err := provider.Select(provider.Auto)
+	if err != nil {
+		return 1, err
+	}
+	stack, err := parts.Start(ctx, infra.Spec{LogDir: logs, Postgres: true})
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, stack.Stop(context.Background())) }()
+	server.Postgres = stack.Postgres()
+	if err := server.prepare(ctx); err != nil {
+		return 1, err
+	}
 	return m.Run(), nil
 }
 
-type testServer struct {
-	dir      string
-	postgres *exec.Cmd
-	log      bytes.Buffer
-	started  time.Time
-	created  atomic.Int64
-}
-
-// startServer runs a Postgres that listens on a socket in its own folder only.
-// It refuses to run as root, so root starts it as the user postgres.
-func startServer(ctx context.Context) (*testServer, error) {
-	bin, err := postgresBin()
-	if err != nil {
-		return nil, err
-	}
-	dir, err := os.MkdirTemp("", "dlv")
-	if err != nil {
-		return nil, err
-	}
-	s := &testServer{dir: dir}
-	attr := &syscall.SysProcAttr{Pdeathsig: syscall.SIGQUIT}
-	if os.Getuid() == 0 {
-		if attr.Credential, err = ownBy("postgres", dir); err != nil {
-			return nil, errors.Join(err, os.RemoveAll(dir))
-		}
-	}
-	initdb := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), "-D", filepath.Join(dir, "data"),
-		"-U", "postgres", "-A", "trust", "--no-sync", "--no-locale", "-E", "UTF8")
-	initdb.Dir, initdb.SysProcAttr = dir, attr
-	if out, err := initdb.CombinedOutput(); err != nil {
-		return nil, errors.Join(fmt.Errorf("initdb: %w\n%s", err, out), os.RemoveAll(dir))
-	}
-	// Durability is not what these tests are about; a test of commits across a
-	// crash belongs to the scenarios.
-	s.postgres = exec.CommandContext(ctx, filepath.Join(bin, "postgres"), "-D", filepath.Join(dir, "data"),
-		"-k", dir, "-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=200",
-		"-c", "wal_level=logical", "-c", "autovacuum=off", "-c", "shared_buffers=64MB")
-	s.postgres.Dir, s.postgres.SysProcAttr = dir, attr
-	s.postgres.Stdout, s.postgres.Stderr = io.Discard, &s.log
-	s.started = time.Now()
-	if err := s.postgres.Start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("start postgres: %w", err), os.RemoveAll(dir))
-	}
-	if err := s.prepare(ctx); err != nil {
-		return nil, errors.Join(err, s.stop())
-	}
-	return s, nil
-}
-
-func postgresBin() (string, error) {
-	if path, err := exec.LookPath("postgres"); err == nil {
-		return filepath.Dir(path), nil
-	}
-	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
-	if err != nil || len(found) == 0 {
-		return "", errors.New("no postgres binary in PATH or /usr/lib/postgresql: install postgresql")
-	}
-	version := func(p string) int {
-		n, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(p))))
-		return n
-	}
-	slices.SortFunc(found, func(a, b string) int { return version(a) - version(b) })
-	return filepath.Dir(found[len(found)-1]), nil
-}
-
-func ownBy(name, dir string) (*syscall.Credential, error) {
-	u, err := user.Lookup(name)
-	if err != nil {
-		return nil, err
-	}
-	uid, err := strconv.ParseUint(u.Uid, 10, 32)
-	if err != nil {
-		return nil, err
-	}
-	gid, err := strconv.ParseUint(u.Gid, 10, 32)
-	if err != nil {
-		return nil, err
-	}
-	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, os.Chown(dir, int(uid), int(gid))
-}
-
-// prepare waits until the server answers and makes the migrated database that
-// each test's own is copied from.
 func (s *testServer) prepare(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	for {
-		conn, err := pgx.Connect(ctx, s.url("postgres"))
-		if err == nil {
-			_, err = conn.Exec(ctx, `CREATE DATABASE template_delivery`)
-			err = errors.Join(err, conn.Close(ctx))
-			if err != nil {
-				return err
-			}
-			break
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("postgres does not answer: %w\n%s", err, s.log.String())
-		case <-time.After(20 * time.Millisecond):
-		}
+	// What a crash of the server leaves behind is not tested here.
+	if err := s.exec(ctx, `ALTER SYSTEM SET fsync = off`, `SELECT pg_reload_conf()`); err != nil {
+		return err
 	}
-	pool, err := pgxpool.New(ctx, s.url("template_delivery"))
+	if err := s.CreateDatabase(ctx, template); err != nil {
+		return err
+	}
+	pool, err := pgxpool.New(ctx, s.URL(template))
 	if err != nil {
 		return err
 	}
@@ -159,44 +81,39 @@ func (s *testServer) prepare(ctx context.Context) error {
 	return Migrate(ctx, pool)
 }
 
-func (s *testServer) url(database string) string {
-	return "host=" + s.dir + " user=postgres dbname=" + database
-}
-
-func (s *testServer) stop() error {
-	var err error
-	if s.postgres != nil && s.postgres.Process != nil {
-		err = s.postgres.Process.Signal(syscall.SIGQUIT)
-		_ = s.postgres.Wait() // its exit code after SIGQUIT says nothing
+func (s *testServer) exec(ctx context.Context, sql ...string) error {
+	conn, err := pgx.Connect(ctx, s.URL("postgres"))
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, os.RemoveAll(s.dir))
+	for _, q := range sql {
+		if _, err = conn.Exec(ctx, q); err != nil {
+			err = fmt.Errorf("%s: %w", strings.SplitN(q, "\n", 2)[0], err)
+			break
+		}
+	}
+	return errors.Join(err, conn.Close(ctx))
 }
 
 // newDatabase is an empty, migrated database that is gone after the test.
 func newDatabase(t *testing.T) *pgxpool.Pool {
 	t.Helper()
-	return newDatabaseFrom(t, "template_delivery")
+	return newDatabaseFrom(t, template)
 }
 
-func newDatabaseFrom(t *testing.T, template string) *pgxpool.Pool {
+func newDatabaseFrom(t *testing.T, from string) *pgxpool.Pool {
 	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
 	name := fmt.Sprintf("t%d", server.created.Add(1))
-	adminExec(t, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template))
-	pool, err := pgxpool.New(t.Context(), server.url(name)+" pool_max_conns=16")
+	require.NoError(t, server.exec(ctx, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, from)))
+	cfg, err := pgxpool.ParseConfig(server.URL(name))
+	require.NoError(t, err)
+	cfg.MaxConns = 16
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		pool.Close()
-		adminExec(t, "DROP DATABASE "+name+" WITH (FORCE)")
+		require.NoError(t, server.exec(ctx, "DROP DATABASE "+name+" WITH (FORCE)"))
 	})
 	return pool
-}
-
-func adminExec(t *testing.T, sql string) {
-	t.Helper()
-	ctx := context.WithoutCancel(t.Context())
-	conn, err := pgx.Connect(ctx, server.url("postgres"))
-	require.NoError(t, err)
-	defer conn.Close(ctx)
-	_, err = conn.Exec(ctx, sql)
-	require.NoError(t, err, strings.SplitN(sql, "\n", 2)[0])
 }
