@@ -6,6 +6,7 @@ package failpoint
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
 	"sync"
@@ -65,7 +66,13 @@ func (a action) do(name string) {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {} // the signal is on its way: nothing after the point may run
 	case "stop":
+		// The calling thread may run on for a moment after the signal is sent;
+		// only being continued proves that it was stopped.
+		continued := make(chan os.Signal, 1)
+		signal.Notify(continued, syscall.SIGCONT)
+		defer signal.Stop(continued)
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		<-continued
 	case "sleep":
 		time.Sleep(a.pause)
 	}

@@ -304,6 +304,7 @@ func (s *service) newBridge() *bridge.Consumer {
 	return bridge.NewConsumer(bridge.KafkaConfig{
 		Brokers: s.cfg.KafkaBrokers, Topic: s.cfg.KafkaTopic, Group: s.cfg.KafkaGroup,
 		Instance: s.cfg.Instance, SessionTimeout: s.cfg.KafkaSessionTimeout, Log: s.log,
+		Retry: patienceOf(s.log, s.metrics, 5*time.Second),
 	}, b)
 }
 
@@ -350,6 +351,8 @@ func (s *service) sweeper() *sweeper.Sweeper {
 		Store: s.store, Ring: s.ring, Dead: s.dead, Alerts: s.alerts, Depth: s.depth, Metrics: s.metrics, Log: s.log,
 		Interval: s.cfg.SweeperInterval, Grace: s.cfg.SweeperGrace, Batch: s.cfg.SweeperBatch, Rate: s.cfg.SweeperRate,
 		Retention: s.cfg.Retention, Lanes: types, Timeout: s.cfg.StatementTimeout,
+		// Twice the confirm: a publish that is repeated once still counts.
+		RingTimeout: 2 * s.cfg.ConfirmTimeout,
 	})
 }
 

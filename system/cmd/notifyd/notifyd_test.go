@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"mailproof/fakes/smtp"
+	"mailproof/infra"
 	"mailproof/system/contract"
 )
 
@@ -182,6 +183,71 @@ func TestKilledWhileSending(t *testing.T) {
 	require.Equal(t, 2, p.awaitState("ticket:b1", "SENT").Attempts)
 	p.awaitEmpty(0)
 	require.LessOrEqual(t, p.mail.Verdict("ticket:b1").Copies, 2, "one unsettled attempt justifies one copy more")
+}
+
+// A process that was stopped past its lease and wakes right before the dot does
+// not send it: another one has (R11).
+func TestStoppedPastItsLease(t *testing.T) {
+	p := newPlace(t, smtp.Options{})
+	p.migrate()
+	// The sweeper rings for leases that are over; the stopped process's window
+	// may take the message until the broker misses its heartbeats.
+	p.env["NOTIFYD_SWEEPER"], p.env["NOTIFYD_SWEEPER_INTERVAL"], p.env["NOTIFYD_SWEEPER_GRACE"] = "on", "200ms", "300ms"
+	n := p.launch("failpoint", map[string]string{"FAILPOINTS": "worker.before-dot=stop"})
+	n.await("ready")
+	p.produce(p.confirmed("b1"))
+	p.eventually("the process is stopped", func() (bool, string) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.cmd.Process.Pid))
+		require.NoError(t, err)
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		return strings.HasPrefix(rest, "T"), rest
+	})
+	other := p.start(map[string]string{"NOTIFYD_INSTANCE": "2"})
+	require.Equal(t, 2, p.awaitState("ticket:b1", "SENT").Attempts)
+	require.NoError(t, n.cmd.Process.Signal(syscall.SIGCONT))
+	require.Contains(t, n.await("the row was no longer held, looking again")["error"], "the lease on the row is over")
+	require.Equal(t, 1, p.mail.Verdict("ticket:b1").Copies)
+	p.awaitEmpty(0)
+	_, metrics := other.get("/metrics")
+	require.Contains(t, metrics, `notifyd_sweeper_rescues_total{cause="overdue"}`)
+}
+
+// Postgres and RabbitMQ are killed under load, one after the other: nothing is
+// lost, nothing is sent without need, readiness says so meanwhile.
+func TestDependenciesGoAway(t *testing.T) {
+	p := newPlace(t, smtp.Options{})
+	p.migrate()
+	n := p.start(nil)
+	stack := parts(t)
+	const each = 40
+	for round, node := range []infra.Node{stack.Postgres(), stack.RabbitMQ().Nodes()[0]} {
+		for i := range each / 2 {
+			p.produce(p.confirmed(fmt.Sprintf("b%d-%d", round, i)))
+		}
+		require.NoError(t, node.Kill(t.Context()))
+		p.eventually("readiness is red", func() (bool, string) {
+			status, body := n.get("/readyz")
+			return status == 503, body
+		})
+		for i := range each / 2 {
+			p.produce(p.confirmed(fmt.Sprintf("b%d-%d", round, each/2+i)))
+		}
+		require.NoError(t, node.Restart(t.Context()))
+		p.eventually("all are sent", func() (bool, string) {
+			var sent, all int
+			err := p.pool.QueryRow(t.Context(), "SELECT count(*) FILTER (WHERE status = 'SENT'), count(*) FROM notifications").Scan(&sent, &all)
+			return err == nil && sent == each*(round+1), fmt.Sprintf("%d of %d, %v", sent, all, err)
+		})
+		p.eventually("readiness is green", func() (bool, string) {
+			status, body := n.get("/readyz")
+			return status == 200, body
+		})
+	}
+	p.awaitEmpty(0)
+	for _, v := range p.mail.Verdicts() {
+		// A second copy needs an attempt that the row could not be told of.
+		require.LessOrEqual(t, v.Copies, 1+p.count("SELECT unsettled FROM notifications WHERE dedupe_key = $1", v.Key), v.Key)
+	}
 }
 
 // It starts before its tables are there, says what it waits for, and goes on.

@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
@@ -11,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"mailproof/system/failpoint"
+	"mailproof/system/notify/patience"
 )
 
 // KafkaConfig of the consumer.
@@ -24,6 +24,8 @@ type KafkaConfig struct {
 	SessionTimeout time.Duration
 	// Batch is the number of records of one poll at most, 0 means 500.
 	Batch int
+	// Retry waits for a Kafka that is away.
+	Retry patience.Retrier
 	Log   *slog.Logger
 }
 
@@ -64,6 +66,9 @@ func (c *Consumer) Run(ctx context.Context) error {
 		kgo.HeartbeatInterval(min(c.cfg.SessionTimeout/3, 3*time.Second)),
 		kgo.DisableAutoCommit(),
 		kgo.BlockRebalanceOnPoll(),
+		// A topic that is made after the start must not stay unseen for the
+		// default of five minutes.
+		kgo.MetadataMaxAge(10*time.Second),
 		// A group without a commit starts with the oldest event: a mail too
 		// many is absorbed by the row, a mail too few by nothing.
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
@@ -74,8 +79,17 @@ func (c *Consumer) Run(ctx context.Context) error {
 		return fmt.Errorf("kafka client: %w", err)
 	}
 	defer client.CloseAllowingRebalance()
-	for ctx.Err() == nil {
-		c.poll(ctx, client)
+	if err := c.cfg.Retry.Do(ctx, "connect to Kafka", nil, client.Ping); err != nil {
+		return nil // ctx ended
+	}
+	for failures := 0; ctx.Err() == nil; {
+		if c.poll(ctx, client) {
+			failures = 0
+			continue
+		}
+		// Polling returns errors at once: without a pause they would be a loop.
+		failures++
+		_ = patience.Sleep(ctx, c.cfg.Retry.Backoff.After(failures))
 	}
 	return nil
 }
@@ -92,29 +106,32 @@ func (c *Consumer) assigned(got map[string][]int32) {
 	c.cfg.Log.Info("partitions assigned", "topic", c.cfg.Topic, "partitions", fmt.Sprint(got[c.cfg.Topic]))
 }
 
-func (c *Consumer) poll(ctx context.Context, client *kgo.Client) {
+// poll carries one batch. It returns false when Kafka gave errors and nothing
+// else.
+func (c *Consumer) poll(ctx context.Context, client *kgo.Client) bool {
 	defer client.AllowRebalance()
 	fetches := client.PollRecords(ctx, c.cfg.Batch)
 	if ctx.Err() != nil {
-		return
+		return true
 	}
+	failed := false
 	fetches.EachError(func(topic string, partition int32, err error) {
-		if !errors.Is(err, context.Canceled) {
-			c.cfg.Log.Warn("waiting for Kafka", "topic", topic, "partition", partition, "error", err)
-		}
+		failed = true
+		c.cfg.Log.Warn("waiting for Kafka", "topic", topic, "partition", partition, "error", err)
 	})
 	kafka := fetches.Records()
 	if len(kafka) == 0 {
-		return
+		return !failed
 	}
 	records := make([]Record, len(kafka))
 	for i, r := range kafka {
 		records[i] = Record{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Key: r.Key, Value: r.Value}
 	}
 	if err := c.bridge.Process(ctx, records); err != nil {
-		return // ctx ended: not committed, read again
+		return true // ctx ended: not committed, read again
 	}
 	c.commit(ctx, client, kafka)
+	return true
 }
 
 // commit is not repeated: the next batch's commit covers it, and until then a

@@ -88,8 +88,10 @@ type Config struct {
 	Retention time.Duration
 	// Lanes whose doorbells this sweeper rings.
 	Lanes []contract.MailType
-	// Timeout bounds one statement.
-	Timeout time.Duration
+	// Timeout bounds one statement, RingTimeout the publishing of one duty:
+	// while RabbitMQ is away leases and alerts must still be looked after.
+	Timeout     time.Duration
+	RingTimeout time.Duration
 }
 
 // Sweeper sweeps.
@@ -179,6 +181,8 @@ func (s *Sweeper) dead(ctx context.Context) error {
 		return err
 	}
 	s.note(CauseDead, rows)
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.RingTimeout)
+	defer cancel()
 	return s.cfg.Dead.Finish(ctx, rows...)
 }
 
@@ -272,6 +276,8 @@ func (s *Sweeper) waitTheirTurn(ctx context.Context, lane contract.MailType) (bo
 
 // ring publishes in chunks, at the rate.
 func (s *Sweeper) ring(ctx context.Context, rows []delivery.Row) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.RingTimeout)
+	defer cancel()
 	for chunk := range slices.Chunk(rows, chunkSize) {
 		if err := s.limit.WaitN(ctx, len(chunk)); err != nil {
 			return err

@@ -116,7 +116,7 @@ func (w *world) sweeper(m *metrics.Set) *Sweeper {
 		Store: w, Ring: ring, Alerts: w, Depth: w, Metrics: m, Log: log,
 		Dead:     dlq.Finisher{Store: w, Ring: ring, Alerts: w, Retry: retry, Count: m},
 		Interval: time.Second, Grace: time.Minute, Batch: 100, Rate: 1e6, Retention: time.Hour,
-		Lanes: []contract.MailType{contract.TicketConfirmation}, Timeout: time.Second,
+		Lanes: []contract.MailType{contract.TicketConfirmation}, Timeout: time.Second, RingTimeout: 10 * time.Second,
 	})
 }
 
