@@ -103,14 +103,27 @@ func startRabbitMQ(ctx context.Context, e *environment, ports *ports, size int) 
 			return nil, err
 		}
 	}
-	starting, startCtx := errgroup.WithContext(ctx)
-	for _, n := range r.nodes {
-		starting.Go(func() error { return n.launch(startCtx) })
-	}
-	if err := starting.Wait(); err != nil {
+	if err := r.launchAll(ctx); err != nil {
 		return nil, err
 	}
 	return r, r.awaitCluster(ctx)
+}
+
+// launchAll starts the first node, and when it serves, the others beside each
+// other. Started all at once, a node can join while the first is still turning
+// its feature flags on, finds tables of another form and gives up
+// (schema_integrity_check_failed); and where each knows all, as the
+// documentation has it, each waits for 5 s for another to form the cluster. On
+// two cores the order costs nothing: booting is bound by them.
+func (r *rabbitmq) launchAll(ctx context.Context) error {
+	if err := r.nodes[0].launch(ctx); err != nil {
+		return err
+	}
+	joining, ctx := errgroup.WithContext(ctx)
+	for _, n := range r.nodes[1:] {
+		joining.Go(func() error { return n.launch(ctx) })
+	}
+	return joining.Wait()
 }
 
 // distributionOnLoopback keeps Erlang's own protocol off other interfaces. No
@@ -231,9 +244,6 @@ func (r *rabbitmq) config(n *rabbitNode) string {
 	lines := []string{
 		"listeners.tcp.1 = " + loopback(n.port),
 		"cluster_formation.peer_discovery_backend = classic_config",
-		// Two minutes: giving up means to form a cluster of one.
-		"cluster_formation.discovery_retry_interval = 250",
-		"cluster_formation.discovery_retry_limit = 480",
 		// A minority steps aside instead of going on with a history of its own.
 		"cluster_partition_handling = pause_minority",
 		"default_user = " + rabbitUser,
@@ -252,10 +262,7 @@ func (r *rabbitmq) config(n *rabbitNode) string {
 		// The default of 512 MB per node is kept in memory, too.
 		"raft.wal_max_size_bytes = 64000000",
 	}
-	// The first node forms the cluster at once and the others join it as soon as
-	// it can be joined. Were all told of all, each would wait for 5 s for another
-	// to be the first. It must be told of nobody: a node that looks for peers
-	// waits for a lock that one that waits for it may hold.
+	// The first node is told of nobody and forms the cluster; see launchAll.
 	if n != r.nodes[0] {
 		for i, peer := range []*rabbitNode{r.nodes[0], n} { // a node that is not in its own list is refused
 			lines = append(lines, fmt.Sprintf("cluster_formation.classic_config.nodes.%d = %s", i+1, peer.erlang))
@@ -441,8 +448,8 @@ func (r *rabbitmq) ctl(ctx context.Context, n *rabbitNode, args ...string) ([]by
 // listQueues are the columns of [infra.Queue].
 var listQueues = []string{"name", "type", "leader", "members", "online", "messages", "messages_ready", "messages_unacknowledged"}
 
-// Queues of a virtual host. While a node is paused a queue that is still led by
-// it is missing from the list.
+// Queues of a virtual host. While a node is paused, the queues that it led are
+// missing from the list until the cluster's tables name their next leader.
 func (r *rabbitmq) Queues(ctx context.Context, vhost string) ([]infra.Queue, error) {
 	if vhost == "" {
 		vhost = "/"
@@ -493,24 +500,45 @@ func (r *rabbitmq) queuesNodeByNode(ctx context.Context, list []string) ([]infra
 	return slices.Concat(found...), nil
 }
 
-// Leader of a quorum queue.
+// Leader of a quorum queue, as the members themselves know it. The cluster's
+// tables, and with them list_queues, learn of a leader's end by SIGSTOP only
+// when the net tick time of 60 s is over; the members elect the next in 10 s.
 func (r *rabbitmq) Leader(ctx context.Context, vhost, queue string) (infra.Node, error) {
-	queues, err := r.Queues(ctx, vhost)
+	if vhost == "" {
+		vhost = "/"
+	}
+	out, err := r.ctlAny(ctx, "eval", leaderExpression(vhost, queue))
 	if err != nil {
 		return nil, fmt.Errorf("leader of queue %s: %w", queue, err)
 	}
-	for _, q := range queues {
-		if q.Name != queue {
-			continue
+	said := strings.TrimSpace(string(out))
+	for _, n := range r.nodes {
+		if n.erlang == said {
+			return n, nil
 		}
-		for _, n := range r.nodes {
-			if n.erlang == q.Leader {
-				return n, nil
-			}
-		}
-		return nil, fmt.Errorf("leader of queue %s: the broker names %q, which is no node of this cluster", queue, q.Leader)
 	}
-	return nil, fmt.Errorf("leader of queue %s: there is no such queue in virtual host %q", queue, vhost)
+	return nil, fmt.Errorf("leader of queue %s in virtual host %s: the broker says %q", queue, vhost, said)
+}
+
+// leaderExpression is Erlang that evaluates to the name of a node, or to why
+// there is none: not_found, unknown.
+func leaderExpression(vhost, queue string) string {
+	return fmt.Sprintf(`case rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)) of
+		{ok, Q} ->
+			{Name, _} = amqqueue:get_pid(Q),
+			case ra_leaderboard:lookup_leader(Name) of {_, Leader} -> Leader; _ -> unknown end;
+		{error, Why} -> Why
+	end.`, erlangBinary(vhost), erlangBinary(queue))
+}
+
+// erlangBinary writes a binary as its bytes, in which nothing can be quoted
+// wrongly: <<97,98>>.
+func erlangBinary(s string) string {
+	bytes := make([]string, len(s))
+	for i := range len(s) {
+		bytes[i] = strconv.Itoa(int(s[i]))
+	}
+	return "<<" + strings.Join(bytes, ",") + ">>"
 }
 
 // parseQueues reads the JSON of list_queues, in which a value that a queue does
