@@ -36,7 +36,8 @@ type world struct {
 	parked  []Parked
 	alerts  map[string]int
 	steps   []string
-	die     string
+	dieAt   int // before this step of a process, from 1; 0: never
+	dead    bool
 	cancel  context.CancelFunc
 	failing map[string]int
 }
@@ -46,11 +47,11 @@ func newWorld() *world {
 }
 
 func (w *world) step(name string) error {
-	if w.die == "dead" {
+	if w.dead {
 		return errDied
 	}
-	if w.die == name {
-		w.die = "dead"
+	if len(w.steps)+1 == w.dieAt {
+		w.dead = true
 		w.cancel()
 		return errDied
 	}
@@ -162,7 +163,7 @@ func (w *world) process(t *testing.T, records []Record) error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	w.cancel, w.steps = cancel, nil
+	w.cancel, w.steps, w.dead = cancel, nil, false
 	m := metrics.New()
 	quick := patience.Backoff{First: time.Microsecond, Max: time.Microsecond}
 	log := slog.New(slog.DiscardHandler)
@@ -298,13 +299,13 @@ func TestDyingAtAnyStepLosesNothing(t *testing.T) {
 	}
 	whole := newWorld()
 	require.NoError(t, whole.process(t, records))
-	for _, step := range whole.steps {
-		t.Run("before "+step, func(t *testing.T) {
+	for i, step := range whole.steps {
+		t.Run(fmt.Sprintf("before step %d, %s", i+1, step), func(t *testing.T) {
 			t.Parallel()
 			w := newWorld()
-			w.die = step
+			w.dieAt = i + 1
 			require.Error(t, w.process(t, records), "no offset may be committed")
-			w.die = ""
+			w.dieAt = 0
 			require.NoError(t, w.process(t, records))
 			require.Equal(t, whole.alerts, onlyKeys(w.alerts))
 			require.NotEmpty(t, w.parked)

@@ -46,6 +46,7 @@ type world struct {
 	pubErr   map[string]int
 	now      time.Time
 	slow     time.Duration // how long the send takes until the dot
+	slowAsk  time.Duration // how long the answer to a claim takes
 	dots     int           // times that the final dot was sent
 	messages []amqp.Message
 	alerts   []alerts.Alert
@@ -79,6 +80,7 @@ func (w *world) Claim(_ context.Context, id uuid.UUID) (delivery.Claim, error) {
 	if err := w.step("claim"); err != nil {
 		return delivery.Claim{}, err
 	}
+	w.now = w.now.Add(w.slowAsk)
 	c := w.claims[0]
 	if len(w.claims) > 1 {
 		w.claims = w.claims[1:]
@@ -446,17 +448,19 @@ func TestLeaseIsCheckedRightBeforeTheDot(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		slow  time.Duration
+		ask   time.Duration
 		dots  int
 		steps []string
 	}{
-		"in time":         {44 * time.Second, 1, []string{"claim", "store mail", sending, "accepted", "ack"}},
-		"at its very end": {45 * time.Second, 0, []string{"claim", "store mail", sending, "transient", "ack"}},
-		"long past it":    {time.Hour, 0, []string{"claim", "store mail", sending, "transient", "ack"}},
+		"in time":         {44 * time.Second, 0, 1, []string{"claim", "store mail", sending, "accepted", "ack"}},
+		"at its very end": {45 * time.Second, 0, 0, []string{"claim", "store mail", sending, "transient", "ack"}},
+		"the lease counts from before the claim was asked": {40 * time.Second, 6 * time.Second, 0, []string{"claim", "store mail", sending, "transient", "ack"}},
+		"long past it": {time.Hour, 0, 0, []string{"claim", "store mail", sending, "transient", "ack"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.slow, w.settled = c.slow, settledAs(delivery.Sent, 0)
+			w.slow, w.slowAsk, w.settled = c.slow, c.ask, settledAs(delivery.Sent, 0)
 			require.Equal(t, c.steps, w.run(t, body(t)))
 			require.Equal(t, c.dots, w.dots)
 		})
