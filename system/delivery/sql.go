@@ -446,7 +446,8 @@ ORDER BY n.changed_at, n.id
 LIMIT $3`
 
 // sqlDeleteAtRest removes rows that need nobody any more. DEAD and UNKNOWN
-// rows stay: they wait for a person.
+// rows stay: they wait for a person. ARRAY, because the planner takes an unknown
+// LIMIT for a large share of the table and would join by reading all of it.
 const sqlDeleteAtRest = `-- delete_at_rest
 WITH old AS (
   SELECT n.id FROM notifications n
@@ -454,9 +455,9 @@ WITH old AS (
   ORDER BY n.changed_at
   LIMIT $2 FOR UPDATE SKIP LOCKED
 ), mails AS (
-  DELETE FROM notification_mails m USING old WHERE m.notification_id = old.id
+  DELETE FROM notification_mails m WHERE m.notification_id = ANY(ARRAY(SELECT id FROM old))
 )
-DELETE FROM notifications n USING old WHERE n.id = old.id`
+DELETE FROM notifications n WHERE n.id = ANY(ARRAY(SELECT id FROM old))`
 
 // sqlRaiseAlert: without an incident of its own ($4) an alert about a row is
 // one per version of the row.
