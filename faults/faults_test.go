@@ -175,9 +175,9 @@ func (v *victim) Restart(context.Context) error {
 func TestKillWhileHeldKillsAtEachStage(t *testing.T) {
 	s := server(t, smtp.Plain)
 	v := startVictim(t, s)
-	var strikes []Strike
+	strikes := []Strike{{Stage: smtp.StageMail}}
 	for _, stage := range []script.Stage{
-		smtp.StageConnect, smtp.StageEHLO, smtp.StageMail, smtp.StageRcpt, smtp.StageData,
+		smtp.StageConnect, smtp.StageEHLO, smtp.StageRcpt, smtp.StageData,
 		smtp.StageBody, smtp.StageDot, smtp.StageStored, smtp.StageReplied,
 	} {
 		strikes = append(strikes, Strike{Stage: stage})
@@ -197,6 +197,13 @@ func TestKillWhileHeldKillsAtEachStage(t *testing.T) {
 	require.Contains(t, record.Witness, "10 process ids")
 	require.Empty(t, s.Holds(), "no session is left held")
 	require.Empty(t, s.Rules())
+}
+
+func TestKillWhileHeldRefusesAnOrderThatCannotWork(t *testing.T) {
+	f := NewKillWhileHeld(nil, &victim{}, []Strike{{Stage: smtp.StageEHLO}}, nil, new(sync.Mutex))
+	run := NewRun(f, clock)
+	require.NoError(t, run.Inject(t.Context()))
+	require.Equal(t, history.Skipped, run.Record().Outcome)
 }
 
 func TestKillWhileHeldThatIsCutShortIsNoWitness(t *testing.T) {

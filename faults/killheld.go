@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,8 +14,11 @@ import (
 )
 
 const (
-	// holdWait bounds the wait until a session reaches the chosen stage.
-	holdWait = 30 * time.Second
+	// holdWait bounds the wait until a session reaches the chosen stage, and
+	// holdBound the hold itself: longer than anything that the harness waits
+	// for meanwhile.
+	holdWait  = 30 * time.Second
+	holdBound = 2 * time.Minute
 	// restartWait bounds a kill and the restart after it.
 	restartWait = 30 * time.Second
 )
@@ -27,6 +31,10 @@ type Strike struct {
 	// that has read the final dot.
 	Discard bool
 }
+
+// onConnect reports a stage that a connection passes once. A client that keeps
+// its connections reaches it only after it was started anew.
+func (s Strike) onConnect() bool { return s.Stage == smtp.StageConnect || s.Stage == smtp.StageEHLO }
 
 func (s Strike) String() string {
 	switch {
@@ -60,8 +68,9 @@ type heldKill struct {
 }
 
 // NewKillWhileHeld prepares the strikes, in this order, with a pause of gap
-// between a restart and the next hold. Faults that kill the same process share
-// the lock one.
+// between a restart and the next strike. The first strike must not be one at
+// connect or EHLO: those are armed before the restart of the strike before.
+// Faults that kill the same process share the lock one.
 func NewKillWhileHeld(server MailServer, victim Process, strikes []Strike, gap func() time.Duration, one *sync.Mutex) *KillWhileHeld {
 	return &KillWhileHeld{server: server, victim: victim, strikes: strikes, gap: gap, one: one, campaign: newCampaign(len(strikes))}
 }
@@ -72,61 +81,94 @@ func (*KillWhileHeld) Name() string { return "kill-while-held" }
 // Target is the process.
 func (k *KillWhileHeld) Target() string { return k.victim.Name() }
 
-// Available everywhere.
-func (*KillWhileHeld) Available() error { return nil }
-
-// Inject starts the campaign.
-func (k *KillWhileHeld) Inject(ctx context.Context) error {
-	k.start(ctx, func(ctx context.Context) error {
-		for _, s := range k.strikes {
-			if err := k.strike(ctx, s); err != nil {
-				return err
-			}
-			if !sleep(ctx, k.gap()) {
-				return ctx.Err()
-			}
-		}
-		return nil
-	})
+// Available unless the order of the strikes cannot work.
+func (k *KillWhileHeld) Available() error {
+	if len(k.strikes) == 0 || k.strikes[0].onConnect() {
+		return errors.New("the first strike must be at a stage that kept connections pass")
+	}
 	return nil
 }
 
-func (k *KillWhileHeld) strike(ctx context.Context, s Strike) error {
+// Inject starts the campaign.
+func (k *KillWhileHeld) Inject(ctx context.Context) error {
+	k.start(ctx, k.run)
+	return nil
+}
+
+func (k *KillWhileHeld) run(ctx context.Context) error {
+	rule := ""
+	defer func() { k.server.RemoveRule(rule) }()
+	for i, s := range k.strikes {
+		var err error
+		if rule == "" {
+			if rule, err = k.arm(s); err != nil {
+				return err
+			}
+		}
+		armNext := func() (string, error) { return "", nil }
+		if i+1 < len(k.strikes) && k.strikes[i+1].onConnect() {
+			armNext = func() (string, error) { return k.arm(k.strikes[i+1]) }
+		}
+		if rule, err = k.strike(ctx, s, rule, armNext); err != nil {
+			return err
+		}
+		if !sleep(ctx, k.gap()) {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// strike waits until the rule holds a session, kills the process, lets the
+// session go, and starts the process again. It returns the rule of the next
+// strike if that had to be armed before the restart.
+func (k *KillWhileHeld) strike(ctx context.Context, s Strike, rule string, armNext func() (string, error)) (next string, err error) {
+	hold, err := k.await(ctx, s, rule)
+	if err != nil {
+		return rule, err
+	}
 	k.one.Lock()
 	defer k.one.Unlock()
 	if ctx.Err() != nil {
-		return ctx.Err()
+		k.server.Release(hold.ID)
+		return rule, ctx.Err()
 	}
-	hold, err := k.hold(ctx, s)
-	if err != nil {
-		return err
-	}
+	k.server.RemoveRule(rule)
 	pid := k.victim.PID()
-	if err := killAndRestart(ctx, k.victim, func() { k.server.Release(hold.ID) }); err != nil {
-		return fmt.Errorf("held at %s: %w", s, err)
+	err = killAndRestart(ctx, k.victim, func() error {
+		k.server.Release(hold.ID)
+		var err error
+		next, err = armNext()
+		return err
+	})
+	if err != nil {
+		return next, fmt.Errorf("held at %s: %w", s, err)
 	}
 	k.mu.Lock()
 	k.seen = append(k.seen, heldKill{s, hold, pid})
 	k.mu.Unlock()
 	k.struckOnce()
-	return nil
+	return next, nil
 }
 
-// hold makes the server hold the next session that reaches the stage, and
-// returns once it does. The rule strikes once.
-func (k *KillWhileHeld) hold(ctx context.Context, s Strike) (script.Hold, error) {
-	action := script.Action{Kind: script.HoldUntilReleased, Stage: s.Stage, For: script.Duration(holdWait)}
+// arm makes the server hold the next session that reaches the stage, once.
+func (k *KillWhileHeld) arm(s Strike) (rule string, err error) {
+	action := script.Action{Kind: script.HoldUntilReleased, Stage: s.Stage, For: script.Duration(holdBound)}
 	switch {
 	case s.Stage == smtp.StageBody:
 		action.Bytes = 64 // somewhere inside the headers
 	case s.Stage == smtp.StageDot && s.Discard:
 		action.OnRelease = script.DiscardOnRelease
 	}
-	rule, err := k.server.AddRule(script.Rule{Action: action, Count: 1})
+	rule, err = k.server.AddRule(script.Rule{Action: action, Count: 1})
 	if err != nil {
-		return script.Hold{}, fmt.Errorf("holding at %s: %w", s, err)
+		return "", fmt.Errorf("holding at %s: %w", s, err)
 	}
-	defer k.server.RemoveRule(rule)
+	return rule, nil
+}
+
+// await returns the session that the rule holds.
+func (k *KillWhileHeld) await(ctx context.Context, s Strike, rule string) (script.Hold, error) {
 	ctx, cancel := context.WithTimeout(ctx, holdWait)
 	defer cancel()
 	hold, err := k.server.AwaitHold(ctx, func(h script.Hold) bool { return h.Rule == rule })
@@ -170,18 +212,17 @@ func (k *KillWhileHeld) Witness(context.Context) (Witness, error) {
 // killAndRestart kills p, calls between once it is gone, and starts it again. A
 // kill that was begun is completed even when ctx ends: a fault must not leave
 // the process dead.
-func killAndRestart(ctx context.Context, p Process, between func()) error {
+func killAndRestart(ctx context.Context, p Process, between func() error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restartWait)
 	defer cancel()
-	err := p.Kill(ctx)
-	between()
-	if err != nil {
-		return fmt.Errorf("killing %s: %w", p.Name(), err)
+	if err := p.Kill(ctx); err != nil {
+		return errors.Join(fmt.Errorf("killing %s: %w", p.Name(), err), between())
 	}
-	if err := p.Restart(ctx); err != nil {
-		return fmt.Errorf("starting %s again: %w", p.Name(), err)
+	err := between()
+	if restart := p.Restart(ctx); restart != nil {
+		err = errors.Join(err, fmt.Errorf("starting %s again: %w", p.Name(), restart))
 	}
-	return nil
+	return err
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -57,7 +57,7 @@ func (k *KillAtRandom) strike(ctx context.Context) error {
 		return ctx.Err()
 	}
 	pid := k.victim.PID()
-	if err := killAndRestart(ctx, k.victim, func() {}); err != nil {
+	if err := killAndRestart(ctx, k.victim, func() error { return nil }); err != nil {
 		return err
 	}
 	k.mu.Lock()

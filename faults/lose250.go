@@ -91,10 +91,11 @@ func (l *Lose250) Heal(context.Context) error {
 }
 
 // Witness counts the ledger's tries that a rule of this fault struck, that kept
-// the mail (or recognised it), and whose answer was not written.
+// the mail (or recognised it), and whose answer was not written. A drawn mail
+// that was not struck at all is an error: the run did not cover what it says.
 func (l *Lose250) Witness(context.Context) (Witness, error) {
 	by := map[string]int{}
-	keys := map[string]bool{}
+	keys, struck := map[string]bool{}, map[string]bool{}
 	n := 0
 	for _, a := range l.server.Ledger() {
 		if !l.lost(a) {
@@ -103,9 +104,13 @@ func (l *Lose250) Witness(context.Context) (Witness, error) {
 		n++
 		by[a.Fault]++
 		keys[a.Key] = true
+		struck[a.Recipient] = true
 	}
-	if n == 0 {
+	switch {
+	case n == 0:
 		return Witness{}, nil
+	case len(struck) < len(l.losses):
+		return Witness{}, fmt.Errorf("%d of %d mails lost an answer (%s)", len(struck), len(l.losses), tally(by))
 	}
 	return Witness{
 		Text:  fmt.Sprintf("%d tries of %d mails were kept and got no reply (%s)", n, len(keys), tally(by)),

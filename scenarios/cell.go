@@ -168,7 +168,7 @@ func (x *cellRun) baseline(ctx context.Context) error {
 	if len(x.plan.Baseline) == 0 {
 		return ctx.Err()
 	}
-	rest := x.awaitRest(ctx, baselineBound)
+	rest := x.awaitRest(ctx, baselineBound, x.mails)
 	if rest.state != atRest && ctx.Err() == nil {
 		x.own.find(verify.Invalid, "baseline", "", fmt.Sprintf(
 			"before any fault the system settles the baseline's %d mails within %s; %s", len(x.plan.Baseline), baselineBound, rest.describe()))
@@ -194,7 +194,7 @@ func (x *cellRun) strike(ctx context.Context) error {
 		}
 	}
 	if x.scenario.FaultsUntilSettled {
-		x.awaitRest(ctx, x.quiesceBound())
+		x.awaitRest(ctx, x.quiesceBound(), x.mails)
 	}
 	x.usage.end()
 	return ctx.Err()
@@ -216,7 +216,7 @@ func (x *cellRun) heal(ctx context.Context) error {
 // moves is unknown, one that stands still has failed: of mails the checker
 // "quiesced" says which, of what lies between the parts this does.
 func (x *cellRun) quiesce(ctx context.Context) error {
-	rest := x.awaitRest(ctx, x.quiesceBound())
+	rest := x.awaitRest(ctx, x.quiesceBound(), x.everything)
 	if ctx.Err() != nil || rest.state == atRest {
 		return ctx.Err()
 	}

@@ -47,12 +47,12 @@ func (r rest) describe() string {
 	return fmt.Sprintf("%d mails pending (%s)", len(r.pending), strings.Join(first, "; "))
 }
 
-// awaitRest polls until nothing is pending, or bound has passed.
-func (x *cellRun) awaitRest(ctx context.Context, bound time.Duration) rest {
+// awaitRest polls until ask finds nothing pending, or bound has passed.
+func (x *cellRun) awaitRest(ctx context.Context, bound time.Duration, ask func(context.Context) rest) rest {
 	start := x.clock()
 	moved, last, empty := start, "", 0
 	for {
-		r := x.unsettled(ctx)
+		r := ask(ctx)
 		all := merged(r.pending, r.between)
 		x.showPending(all)
 		now := x.clock()
@@ -77,20 +77,25 @@ func (x *cellRun) awaitRest(ctx context.Context, bound time.Duration) rest {
 	}
 }
 
-// unsettled is what the target's mails and the parts between still wait for.
-// What cannot be asked is not at rest.
-func (x *cellRun) unsettled(ctx context.Context) rest {
-	var r rest
+// mails is what the target's mails still wait for. What cannot be asked is not
+// at rest.
+func (x *cellRun) mails(ctx context.Context) rest {
+	pending, err := x.bench.Target.Pending(ctx)
+	if err != nil {
+		return rest{between: map[string]string{"pending mails": "cannot be read: " + err.Error()}}
+	}
+	return rest{pending: pending}
+}
+
+// everything is mails, and what lies between the parts. Asking the broker's own
+// tool costs half a second of CPU, and its figures are up to five seconds old:
+// it is asked only once the mails have settled.
+func (x *cellRun) everything(ctx context.Context) rest {
+	r := x.mails(ctx)
+	if x.bench.Unrest == nil || len(r.pending)+len(r.between) > 0 {
+		return r
+	}
 	var err error
-	if r.pending, err = x.bench.Target.Pending(ctx); err != nil {
-		r.between = map[string]string{"pending mails": "cannot be read: " + err.Error()}
-		return r
-	}
-	// Asking the broker's own tool costs half a second of CPU: only once the
-	// mails have settled.
-	if x.bench.Unrest == nil || len(r.pending) > 0 {
-		return r
-	}
 	if r.between, err = x.bench.Unrest(ctx); err != nil {
 		r.between = map[string]string{"queues and topics": "cannot be read: " + err.Error()}
 	}

@@ -54,11 +54,16 @@ func drawStrikes(r *rand.Rand) []faults.Strike {
 	add(2, faults.Strike{Stage: smtp.StageRcpt})
 	add(2, faults.Strike{Stage: smtp.StageData})
 	add(2, faults.Strike{Stage: smtp.StageBody})
-	add(3, faults.Strike{Stage: smtp.StageDot})
+	add(2, faults.Strike{Stage: smtp.StageDot})
 	add(2, faults.Strike{Stage: smtp.StageDot, Discard: true})
 	add(3, faults.Strike{Stage: smtp.StageStored})
 	add(2, faults.Strike{Stage: smtp.StageReplied})
-	r.Shuffle(len(strikes), func(i, j int) { strikes[i], strikes[j] = strikes[j], strikes[i] })
+	// All but one in the seed's order: the first must be at a stage that kept
+	// connections pass.
+	add(1, faults.Strike{Stage: smtp.StageDot})
+	last := len(strikes) - 1
+	r.Shuffle(last, func(i, j int) { strikes[i], strikes[j] = strikes[j], strikes[i] })
+	strikes[0], strikes[last] = strikes[last], strikes[0]
 	return strikes
 }
 

@@ -20,8 +20,11 @@ func lostReply() Scenario {
 		Invariants: everyMail(),
 		System:     fast(),
 		Load:       Load{Baseline: 50, Bookings: 550, PerSecond: 60},
-		Expect:     35 * time.Second,
-		FaultNames: []string{"lose-250"},
+		// Every mail that was drawn must lose its answer before the fault is
+		// healed.
+		FaultsUntilSettled: true,
+		Expect:             35 * time.Second,
+		FaultNames:         []string{"lose-250"},
 		Faults: func(b *Bench) []faults.Fault {
 			return []faults.Fault{
 				faults.NewLose250(b.Parts.Mail, faults.DrawLosses(b.Rand("lose-250"), recipients(b.Plan.Faults), 0.2)),

@@ -120,6 +120,7 @@ func (f chaosFlags) validate() error {
 }
 
 func chaos(ctx context.Context, binary string, f chaosFlags, out io.Writer) (err error) {
+	began := history.Now()
 	if err := f.validate(); err != nil {
 		return err
 	}
@@ -141,7 +142,7 @@ func chaos(ctx context.Context, binary string, f chaosFlags, out io.Writer) (err
 	}
 	defer func() { err = errors.Join(err, stopLab(ctx, lab)) }()
 	runner := scenarios.Runner{
-		Lab: lab, Dir: dir, Seed: f.seed, Clock: history.Now, Unplugged: f.unplug, NoTraffic: f.noTraffic,
+		Lab: lab, Dir: dir, Seed: f.seed, Clock: history.Now, Began: began, Unplugged: f.unplug, NoTraffic: f.noTraffic,
 		Again: func(cells ...string) string { return f.again(binary, cells...) }, Watch: show,
 	}
 	if err := runner.CheckUnplugged(chosen); err != nil {
