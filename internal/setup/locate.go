@@ -15,7 +15,6 @@ import (
 	"regexp"
 	"sort"
 	"strconv"
-	"strings"
 )
 
 // MinPostgres is the oldest major version that serves: 14 brought
@@ -60,28 +59,13 @@ func Locate() Paths {
 	return p
 }
 
-// KafkaDir is where Kafka's jars are kept: lib/ and the list jars.txt, which is
-// written last but one before the directory gets its name.
+// KafkaDir is where Kafka's jars are kept: lib/ with the jars, and their list.
 func KafkaDir() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", err
 	}
 	return filepath.Join(cache, "mailproof", "kafka-"+KafkaVersion), nil
-}
-
-// kafkaComplete reports whether every jar of the list is there.
-func kafkaComplete(dir string) bool {
-	list, err := os.ReadFile(filepath.Join(dir, "jars.txt"))
-	if err != nil {
-		return false
-	}
-	for _, jar := range strings.Fields(string(list)) {
-		if !isFile(filepath.Join(dir, "lib", jar)) {
-			return false
-		}
-	}
-	return isFile(filepath.Join(dir, "lib", "kafka_2.13-"+KafkaVersion+".jar"))
 }
 
 // locatePostgres takes the newest version that Debian's packages have put below
