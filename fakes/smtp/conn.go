@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -49,6 +50,11 @@ type conn struct {
 	chunk   int64 // bytes left of a BDAT chunk
 	read    int64 // bytes of the running body
 	began   time.Time
+
+	bodyStrikes []script.Strike // of stage body, not yet due
+	bodyAt      int64           // due once so many bytes were read
+	tarpit      time.Duration
+	lastChunk   bool
 
 	verb      string // the command that is being answered; "" is the greeting
 	greeted   bool
@@ -179,12 +185,12 @@ func (c *conn) skipLine() error {
 			return err
 		}
 		if dropped > endless {
-			c.answer(reply{500, "5.5.2", "Line too long, closing"})
+			_ = c.answer(reply{500, "5.5.2", "Line too long, closing"})
 			c.kill(false)
 			return net.ErrClosed
 		}
 	}
-	c.answer(reply{500, "5.5.2", "Line too long"})
+	_ = c.answer(reply{500, "5.5.2", "Line too long"})
 	return c.countError()
 }
 
@@ -195,7 +201,7 @@ func (c *conn) countError() error {
 	if c.errs++; c.errs <= maxErrors {
 		return nil
 	}
-	c.answer(reply{421, "4.7.0", "Too many errors"})
+	_ = c.answer(reply{421, "4.7.0", "Too many errors"})
 	c.kill(false)
 	return net.ErrClosed
 }
@@ -213,13 +219,13 @@ func (c *conn) readData(p []byte) (int, error) {
 		return 0, err
 	}
 	n, end := c.eod.scan(b)
-	copy(p, b[:n])
-	_, _ = c.br.Discard(n)
-	c.read += int64(n)
 	if end {
+		if err := c.strikeBody(true); err != nil {
+			return 0, err
+		}
 		c.mode = modeCommand
 	}
-	return n, nil
+	return c.take(p, b[:n]), nil
 }
 
 func (c *conn) readChunk(p []byte) (int, error) {
@@ -227,37 +233,112 @@ func (c *conn) readChunk(p []byte) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	copy(p, b)
-	_, _ = c.br.Discard(len(b))
-	c.chunk -= int64(len(b))
-	c.read += int64(len(b))
-	if c.chunk == 0 {
+	if c.chunk -= int64(len(b)); c.chunk == 0 {
+		if err := c.strikeBody(c.lastChunk); err != nil {
+			return 0, err
+		}
 		c.mode = modeCommand
 	}
-	return len(b), nil
+	return c.take(p, b), nil
+}
+
+func (c *conn) take(p, b []byte) int {
+	n := copy(p, b)
+	_, _ = c.br.Discard(n)
+	c.read += int64(n)
+	return n
 }
 
 // errEndless ends a body that does not end.
 var errEndless = errors.New("body exceeds every bound")
 
-// peekBody returns at most limit buffered bytes of a body, at least one.
+// peekBody returns at most limit buffered bytes of a body, at least one. The
+// rules of stage body strike here.
 func (c *conn) peekBody(limit int) ([]byte, error) {
 	if c.read > 2*c.srv.opt.MaxMessageBytes+1<<20 {
-		c.answer(reply{552, "5.3.4", "Message exceeds every bound, closing"})
+		_ = c.answer(reply{552, "5.3.4", "Message exceeds every bound, closing"})
 		c.kill(false)
 		return nil, errEndless
 	}
-	if c.br.Buffered() == 0 {
-		deadline := time.Now().Add(c.srv.opt.IdleTimeout)
-		if whole := c.began.Add(c.srv.opt.MailTimeout); whole.Before(deadline) {
-			deadline = whole
-		}
-		_ = c.tcp.SetReadDeadline(deadline)
-		if _, err := c.br.Peek(1); err != nil {
-			return nil, err
-		}
+	if c.tarpit > 0 && c.read > 0 && !c.wait(c.tarpit) {
+		c.kill(false)
+		return nil, net.ErrClosed
+	}
+	if err := c.awaitBody(); err != nil {
+		return nil, err
+	}
+	if c.read == 0 {
+		c.beginBody()
+	}
+	if err := c.strikeBody(false); err != nil {
+		return nil, err
+	}
+	if c.tarpit > 0 {
+		limit = min(limit, tarpitChunk)
+	}
+	if c.bodyStrikes != nil {
+		limit = int(min(int64(limit), c.bodyAt-c.read))
 	}
 	return c.br.Peek(min(limit, c.br.Buffered()))
+}
+
+// tarpitChunk is how much a tarpit reads between two waits.
+const tarpitChunk = 128
+
+// awaitBody waits for at least one byte of a body.
+func (c *conn) awaitBody() error {
+	if c.br.Buffered() > 0 {
+		return nil
+	}
+	deadline := time.Now().Add(c.srv.opt.IdleTimeout)
+	if whole := c.began.Add(c.srv.opt.MailTimeout); whole.Before(deadline) {
+		deadline = whole
+	}
+	_ = c.tcp.SetReadDeadline(deadline)
+	_, err := c.br.Peek(1)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		// What would follow is the rest of the body: it must not be read as
+		// commands.
+		if tx := c.tx(); tx != nil {
+			c.endRows(tx)
+		}
+		_ = c.answer(reply{421, "4.4.2", "Timeout inside the mail, closing"})
+		c.kill(false)
+		return net.ErrClosed
+	}
+	if err != nil {
+		c.mode = modeCommand
+	}
+	return err
+}
+
+// beginBody asks the rules of the body, once for each mail; they strike when
+// their number of bytes has been read.
+func (c *conn) beginBody() {
+	tx := c.tx()
+	c.bodyStrikes, c.bodyAt, c.tarpit = nil, 0, 0
+	if tx == nil {
+		return
+	}
+	tx.update(func(a *Attempt) { a.Stage = string(StageBody) })
+	c.bodyStrikes = c.srv.engine.Decide(c.txEvent(tx, StageBody))
+	for _, st := range c.bodyStrikes {
+		c.bodyAt = max(c.bodyAt, st.Action.Bytes)
+	}
+}
+
+// strikeBody lets the rules of the body strike once enough of it was read, or
+// all of it.
+func (c *conn) strikeBody(end bool) error {
+	if c.bodyStrikes == nil || (c.read < c.bodyAt && !end) {
+		return nil
+	}
+	strikes := c.bodyStrikes
+	c.bodyStrikes = nil
+	if tx := c.tx(); tx != nil && c.strikeAll(c.txEvent(tx, StageBody), strikes).gone {
+		return net.ErrClosed
+	}
+	return nil
 }
 
 // command looks at one command before go-smtp does. pass is false when it was
@@ -266,7 +347,7 @@ func (c *conn) command(line []byte) (pass bool, err error) {
 	verb, arg := split(line)
 	c.verb = verb
 	if c.needHello && verb != "EHLO" && verb != "HELO" && verb != "QUIT" && verb != "NOOP" && verb != "RSET" {
-		c.answer(reply{503, "5.5.1", "EHLO again after STARTTLS"})
+		_ = c.answer(reply{503, "5.5.1", "EHLO again after STARTTLS"})
 		return false, c.countError()
 	}
 	switch verb {
@@ -303,7 +384,7 @@ func (c *conn) ask(stage Stage) (pass bool, err error) {
 	case out.gone:
 		return false, net.ErrClosed
 	case out.answer != nil:
-		c.answer(*out.answer)
+		_ = c.answer(*out.answer)
 		return false, c.goneErr()
 	}
 	return true, nil
@@ -322,7 +403,7 @@ func (c *conn) askData() (bool, error) {
 		return false, net.ErrClosed
 	case out.answer != nil:
 		c.endRows(tx)
-		c.answer(*out.answer)
+		_ = c.answer(*out.answer)
 		return false, c.goneErr()
 	}
 	c.read, c.began, c.eod = 0, time.Now(), eodScanner{}
@@ -332,7 +413,7 @@ func (c *conn) askData() (bool, error) {
 // bdat prepares for the bytes that follow a BDAT command, whatever becomes of
 // it.
 func (c *conn) bdat(arg string) (bool, error) {
-	size, _, _ := strings.Cut(strings.TrimSpace(arg), " ")
+	size, rest, _ := strings.Cut(strings.TrimSpace(arg), " ")
 	n, err := strconv.ParseUint(size, 10, 32)
 	if err != nil {
 		return true, nil // go-smtp refuses it and reads no bytes
@@ -344,29 +425,28 @@ func (c *conn) bdat(arg string) (bool, error) {
 	tx := c.tx()
 	if first && tx != nil {
 		tx.again()
-		tx.chunked = true
 		out := c.at(c.txEvent(tx, StageData))
 		if out.gone {
 			return false, net.ErrClosed
 		}
 		if out.answer != nil {
-			c.endRows(tx)
 			c.began = time.Time{}
 			if _, err := io.CopyN(io.Discard, c.br, int64(n)); err != nil {
 				return false, err
 			}
-			c.answer(*out.answer)
+			c.endRows(tx)
+			_ = c.answer(*out.answer)
 			return false, c.goneErr()
 		}
 	}
-	c.mode, c.chunk = modeChunk, int64(n)
+	c.mode, c.chunk, c.lastChunk = modeChunk, int64(n), strings.EqualFold(strings.TrimSpace(rest), "LAST")
 	return true, nil
 }
 
 // startTLS takes the connection into TLS without go-smtp's knowledge.
 func (c *conn) startTLS() error {
 	if c.srv.opt.TLS == nil || c.secured {
-		c.answer(reply{502, "5.5.1", "TLS is not available"})
+		_ = c.answer(reply{502, "5.5.1", "TLS is not available"})
 		return c.countError()
 	}
 	out := c.at(c.event(StageSTARTTLS))
@@ -374,7 +454,7 @@ func (c *conn) startTLS() error {
 	case out.gone:
 		return net.ErrClosed
 	case out.answer != nil:
-		c.answer(*out.answer)
+		_ = c.answer(*out.answer)
 		return c.goneErr()
 	}
 	if err := c.answer(reply{220, "2.0.0", "Ready to start TLS"}); err != nil {
@@ -424,8 +504,12 @@ func (c *conn) clientIP() string {
 func (c *conn) txEvent(tx *tx, stage Stage) script.Event {
 	ev := c.event(stage)
 	ev.Sender, ev.Recipients = tx.sender, tx.recipients()
-	ev.Key, ev.MessageID = tx.key, tx.messageID
-	ev.Header, ev.Subject, ev.Nth = tx.header, tx.subject, tx.nth
+	ev.Subject, ev.Nth = tx.subject, tx.nth
+	switch stage {
+	case StageDot, StageStored, StageReplied:
+		// Before the dot another goroutine may still write these (BDAT).
+		ev.Key, ev.MessageID, ev.Header = tx.key, tx.messageID, tx.header
+	}
 	return ev
 }
 
@@ -458,7 +542,7 @@ func (c *conn) strikeAll(ev script.Event, strikes []script.Strike) outcome {
 			c.kill(a.Kind == script.Reset)
 			return outcome{gone: true}
 		case script.Hang:
-			c.hang(ev.Stage, a.For.Or(c.srv.opt.HangTimeout))
+			c.hang(a.For.Or(c.srv.opt.HangTimeout))
 			return outcome{gone: true}
 		case script.Reply, script.Greylist, script.Rate:
 			r := scripted(a)
@@ -467,9 +551,7 @@ func (c *conn) strikeAll(ev script.Event, strikes []script.Strike) outcome {
 		case BreakTLS:
 			out.breakTLS = true
 		case Tarpit:
-			if tx := c.tx(); tx != nil {
-				tx.tarpit = a.For.D()
-			}
+			c.tarpit = a.For.D()
 		default:
 			c.mods = append(c.mods, a)
 		}
@@ -505,9 +587,6 @@ func (c *conn) hold(ev script.Event, s script.Strike) bool {
 		h.Attempt = tx.firstRow()
 	}
 	watch := func(ctx context.Context) bool { return watchPeer(ctx, c.tcp) }
-	if inChunk(tx, ev.Stage) {
-		watch = nil
-	}
 	h, err := c.srv.holds.Wait(h, s.Action.For.Or(c.srv.opt.HoldTimeout), watch)
 	if errors.Is(err, script.ErrClosed) {
 		c.kill(false)
@@ -526,10 +605,6 @@ func (c *conn) hold(ev script.Event, s script.Strike) bool {
 	return true
 }
 
-// inChunk reports whether another goroutine reads the socket meanwhile: inside
-// the body of a mail that comes by BDAT.
-func inChunk(t *tx, stage Stage) bool { return t != nil && t.chunked && stage == StageBody }
-
 // wait waits d, or until the server closes (false).
 func (c *conn) wait(d time.Duration) bool {
 	_, err := c.srv.pauses.Wait(script.Hold{}, d, nil)
@@ -538,12 +613,7 @@ func (c *conn) wait(d time.Duration) bool {
 
 // hang reads and ignores until the client leaves or the bound is over, then
 // closes.
-func (c *conn) hang(stage Stage, bound time.Duration) {
-	if inChunk(c.tx(), stage) {
-		c.wait(bound)
-		c.kill(false)
-		return
-	}
+func (c *conn) hang(bound time.Duration) {
 	_ = c.tcp.SetReadDeadline(time.Now().Add(bound))
 	_, _ = io.Copy(io.Discard, c.br)
 	c.kill(false)
@@ -602,6 +672,10 @@ func (c *conn) goneErr() error {
 
 // endSession ends the rows that still run.
 func (c *conn) endSession(gone bool) {
+	ends := c.takePending()
+	for _, e := range ends { // decided, and never answered
+		e.row.Finish(c.srv.opt.Clock(), func(a *Attempt) { a.PeerGone = a.PeerGone || gone })
+	}
 	if tx := c.tx(); tx != nil {
 		tx.finish(c.srv.opt.Clock(), func(a *Attempt) { a.PeerGone = a.PeerGone || gone })
 	}

@@ -159,7 +159,8 @@ func (c *conn) answer(r reply) error { return c.send([]byte(r.line() + "\r\n")) 
 // send sends one whole answer, changed as the rules of its stage asked, and
 // ends the rows that it ends.
 func (c *conn) send(whole []byte) error {
-	mods, ends := c.takeReply()
+	mods, ends := c.mods, c.takePending()
+	c.mods = nil
 	first := firstLine(whole)
 	if len(ends) > 0 {
 		gone := peerGone(c.tcp)
@@ -177,12 +178,13 @@ func (c *conn) send(whole []byte) error {
 	return err
 }
 
-func (c *conn) takeReply() ([]script.Action, []*rowEnd) {
+// takePending takes the rows that the next answer ends.
+func (c *conn) takePending() []*rowEnd {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	mods, ends := c.mods, c.pending
-	c.mods, c.pending = nil, nil
-	return mods, ends
+	ends := c.pending
+	c.pending = nil
+	return ends
 }
 
 // replied asks the rules of the stage after the final answer, then ends the

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"mime"
 	"strconv"
@@ -48,8 +47,6 @@ type tx struct {
 	nRcpt   int      // RCPT commands so far
 	nth     int
 	subject string // what tries are counted by
-	tarpit  time.Duration
-	chunked bool // comes by BDAT
 
 	head      []byte // the kept beginning of the mail
 	key       string
@@ -277,11 +274,8 @@ func (s *session) Data(r io.Reader) error {
 	if t == nil {
 		return &gosmtp.SMTPError{Code: 503, EnhancedCode: gosmtp.EnhancedCode{5, 5, 1}, Message: "MAIL first"}
 	}
-	hash, size, out, err := s.body(t, r)
-	switch {
-	case out.gone:
-		return errGone
-	case err != nil:
+	hash, size, err := s.body(t, r)
+	if err != nil {
 		return s.bodyFailed(t, err)
 	}
 	now := s.c.srv.opt.Clock()
@@ -371,55 +365,25 @@ func (s *session) bodyFailed(t *tx, err error) error {
 }
 
 // body reads the mail: hash and size of all of it, the kept beginning.
-func (s *session) body(t *tx, r io.Reader) (sum string, size int64, out outcome, err error) {
-	c := s.c
-	strikes, at := s.bodyRules(t)
+func (s *session) body(t *tx, r io.Reader) (sum string, size int64, err error) {
 	h := sha256.New()
 	b := bodies.Get().(*[]byte)
 	defer bodies.Put(b)
 	for {
 		n, err := r.Read(*b)
-		if n > 0 && size == 0 {
-			t.update(func(a *Attempt) { a.Stage = string(StageBody) })
-		}
-		s.keep(t, h, (*b)[:n])
+		h.Write((*b)[:n])
 		size += int64(n)
-		if strikes != nil && (size >= at || err == io.EOF) {
-			out := c.strikeAll(c.txEvent(t, StageBody), strikes)
-			if out.gone {
-				return "", size, out, nil
-			}
-			strikes = nil
+		if room := s.c.srv.opt.KeepBody - len(t.head); room > 0 {
+			t.head = append(t.head, (*b)[:min(room, n)]...)
 		}
 		if err == io.EOF {
-			t.readHeaders(c.srv.opt.KeyHeader)
-			return hex.EncodeToString(h.Sum(nil)), size, outcome{}, nil
+			t.readHeaders(s.c.srv.opt.KeyHeader)
+			return hex.EncodeToString(h.Sum(nil)), size, nil
 		}
 		if err != nil {
-			return "", size, outcome{}, err
-		}
-		if t.tarpit > 0 && !c.wait(t.tarpit) {
-			c.kill(false)
-			return "", size, outcome{gone: true}, nil
+			return "", size, err
 		}
 	}
-}
-
-func (s *session) keep(t *tx, h hash.Hash, b []byte) {
-	h.Write(b)
-	if room := s.c.srv.opt.KeepBody - len(t.head); room > 0 {
-		t.head = append(t.head, b[:min(room, len(b))]...)
-	}
-}
-
-// bodyRules asks the rules of the body once, at its start; they strike when
-// their number of bytes has been read.
-func (s *session) bodyRules(t *tx) (strikes []script.Strike, at int64) {
-	strikes = s.c.srv.engine.Decide(s.c.txEvent(t, StageBody))
-	for _, st := range strikes {
-		at = max(at, st.Action.Bytes)
-	}
-	return strikes, at
 }
 
 // Reset ends the transaction: RSET, EHLO, a new MAIL, or the regular end.

@@ -486,8 +486,8 @@ func (c *rawClient) mail(key, to string) {
 
 func (c *rawClient) closed() {
 	c.t.Helper()
-	_, err := c.br.ReadByte()
-	require.Error(c.t, err)
+	rest, err := c.br.ReadString('\n')
+	require.Error(c.t, err, "read %q", rest)
 	var ne net.Error
 	require.False(c.t, errors.As(err, &ne) && ne.Timeout(), "the connection is still open")
 }

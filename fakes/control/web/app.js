@@ -4,7 +4,7 @@
 // frame.
 const KEEP = 2000, SHOW = 200;
 const $ = id => document.getElementById(id);
-const state = { rows: [], holds: [], tab: 'all', q: '', picked: null, base: null, limit: SHOW };
+const state = { rows: [], running: [], doubled: new Set(), holds: [], tab: 'all', q: '', picked: null, base: null, limit: SHOW };
 
 function el(tag, props, ...children) {
   const e = document.createElement(tag);
@@ -26,7 +26,7 @@ const post = (path, body) => api(path, { method: 'POST', headers: { 'Content-Typ
 
 const tabs = {
   all: ['All', () => true], struck: ['Faults', r => r.fault], doubled: ['Doubled', r => r.copy > 1],
-  silent: ['No answer', r => !r.reply_written], refused: ['Refused', r => r.reply_written && r.code >= 400], breach: ['Breaches', r => r.breach],
+  silent: ['No answer', r => r.seq && !r.reply_written], refused: ['Refused', r => r.reply_written && r.code >= 400], breach: ['Breaches', r => r.breach],
 };
 function when(ns) {
   if (!state.base) return '';
@@ -44,8 +44,9 @@ function marks(r) {
   if (r.reply_written) add(String(r.code), r.code < 300 ? 'ok' : 'warn'); else if (r.seq) add('no answer', 'bad');
   return el('div', { className: 'marks' }, ...m);
 }
+const name = r => (r.key || r.message_id) + ' ' + r.recipient;
 function rowElement(r) {
-  return el('button', { className: 'row' + (r.copy > 1 ? ' doubled' : '') + (state.picked === r.id ? ' on' : ''), on: () => pick(r) },
+  return el('button', { className: 'row' + (state.doubled.has(name(r)) ? ' doubled' : '') + (state.picked === r.id ? ' on' : ''), on: () => pick(r) },
     el('span', { className: 'when', textContent: when(r.to || r.from) }),
     el('span', {}, el('span', { className: 'cut key mono', textContent: r.key || r.message_id || '(no key)' }), el('small', { className: 'cut', textContent: r.client })),
     el('span', { className: 'what' }, el('span', { className: 'cut', textContent: r.recipient || r.sender || '(no recipient)' }), el('small', { className: 'cut', textContent: r.subject || 'reached ' + r.stage })),
@@ -62,7 +63,7 @@ function draw() {
   drawing = true;
   requestAnimationFrame(() => {
     drawing = false;
-    const list = state.rows.filter(visible);
+    const list = [...state.running, ...state.rows].filter(visible);
     const out = list.slice(0, state.limit).map(rowElement);
     if (list.length > state.limit) out.push(el('button', { className: 'row', textContent: `Show more (${list.length - state.limit})`, on: () => { state.limit += SHOW; draw(); } }));
     $('rows').replaceChildren(...out);
@@ -132,6 +133,8 @@ function refreshSoon() {
 }
 async function refresh() {
   const s = await api('status');
+  state.running = (await api('ledger?limit=1&since=' + s.totals.rows)).running.reverse();
+  draw();
   state.base = { wall: Date.parse(s.wall), now: s.now };
   document.title = 'fake ' + s.name;
   $('name').textContent = 'fake ' + s.name;
@@ -145,7 +148,9 @@ async function refresh() {
   await drawRules();
 }
 function add(row) {
+  if (row.copy > 1) state.doubled.add(name(row));
   state.rows.unshift(row);
+  state.running = state.running.filter(x => x.id !== row.id);
   if (state.rows.length > KEEP) state.rows.length = KEEP;
   draw();
   refreshSoon();
@@ -156,18 +161,26 @@ async function start() {
   $('add').addEventListener('click', async () => {
     try { await api('rules', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: $('rule').value }); say('added'); await drawRules(); } catch (e) { say(e); }
   });
-  $('reset').addEventListener('click', () => post('reset', {}).then(() => { state.rows = []; draw(); refresh(); }).catch(say));
+  $('reset').addEventListener('click', () => post('reset', {}).then(() => { state.rows = []; state.doubled.clear(); draw(); refresh(); }).catch(say));
   await refresh();
   const first = await api('ledger?tail=' + KEEP);
   state.rows = first.rows.reverse();
+  for (const r of state.rows) if (r.copy > 1) state.doubled.add(name(r));
   draw();
-  const want = new URLSearchParams(location.search).get('row');
-  if (want) { const r = state.rows.find(x => String(x.id) === want); if (r) pick(r); }
+  const params = new URLSearchParams(location.search);
+  const want = params.get('row');
+  if (want) { const r = state.rows.find(x => String(x.id) === want); if (r) await pick(r); }
+  if (params.get('live') === '0') { // a still picture: ?live=0
+    state.holds = (await api('holds')).holds;
+    drawHolds();
+    $('live').textContent = 'still';
+    return;
+  }
   const es = new EventSource('events?since=' + first.next);
   es.addEventListener('open', () => { $('live').textContent = 'live'; $('live').classList.add('on'); });
   es.addEventListener('error', () => { $('live').textContent = 'reconnecting'; $('live').classList.remove('on'); });
   es.addEventListener('row', e => add(JSON.parse(e.data)));
-  es.addEventListener('holds', e => { state.holds = JSON.parse(e.data) || []; drawHolds(); });
-  es.addEventListener('reset', () => { state.rows = []; draw(); refreshSoon(); });
+  es.addEventListener('holds', e => { state.holds = JSON.parse(e.data) || []; drawHolds(); refreshSoon(); });
+  es.addEventListener('reset', () => { state.rows = []; state.doubled.clear(); draw(); refreshSoon(); });
 }
 start().catch(e => { $('live').textContent = e.message; });
