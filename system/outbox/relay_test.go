@@ -379,25 +379,53 @@ func TestOwnFaultEndsDeadAndAlerted(t *testing.T) {
 	e.eventually(t, big, "the alert is stamped", func(s state) bool { return s.Alerted })
 }
 
-// A refusal of a whole batch is not blamed on its first record.
+// A broker that refuses a batch does not say for whose sake: its records go
+// alone, and only the guilty one is blamed and ends dead.
 func TestRefusedBatchIsSplit(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, kfake.BrokerConfigs(map[string]string{}))
+	e := newEnv(t)
 	var ids []uuid.UUID
-	for i := range 20 {
-		ids = append(ids, e.write(t, event(topic, "same", fmt.Sprint(i))))
+	for i := range 10 {
+		body := fmt.Sprint(i)
+		if i == 4 {
+			body = "guilty"
+		}
+		ids = append(ids, e.write(t, event(topic, "same", body)))
 	}
-	var refused atomic.Int64
-	e.kafka.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
-		refused.Add(1)
-		return refuse(req.(*kmsg.ProduceRequest), kerr.MessageTooLarge), nil, true
+	var batches atomic.Int64
+	e.kafka.ControlKey(int16(kmsg.Produce), func(kreq kmsg.Request) (kmsg.Response, error, bool) {
+		e.kafka.KeepControl()
+		req := kreq.(*kmsg.ProduceRequest)
+		for _, rt := range req.Topics {
+			for _, rp := range rt.Partitions {
+				var batch kmsg.RecordBatch
+				if err := batch.ReadFrom(rp.Records); err != nil {
+					t.Errorf("produced batch: %v", err)
+				}
+				if batch.NumRecords > 1 {
+					batches.Add(1)
+				}
+				if batch.NumRecords > 1 || strings.Contains(string(rp.Records), "guilty") {
+					return refuse(req, kerr.MessageTooLarge), nil, true
+				}
+			}
+		}
+		return nil, nil, false
 	})
-	_, _ = start(t, fast(e.url, e.broker, "r"))
-	for _, id := range ids {
+	cfg := fast(e.url, e.broker, "r")
+	cfg.MaxRejections = 2
+	cfg.KafkaOpts = append(cfg.KafkaOpts, kgo.ProducerBatchCompression(kgo.NoCompression()))
+	_, _ = start(t, cfg)
+	for i, id := range ids {
+		if i == 4 {
+			e.eventually(t, id, "the guilty one is dead", func(s state) bool { return s.Dead && s.Rejections == 2 })
+			continue
+		}
 		e.eventually(t, id, "published", published)
 		require.Zero(t, e.state(t, id).Rejections)
+		require.Zero(t, e.state(t, id).Attempts)
 	}
-	require.EqualValues(t, 1, refused.Load())
+	require.Positive(t, batches.Load(), "no batch was refused")
 }
 
 // refuse answers a produce request with one error for every partition.
@@ -460,6 +488,29 @@ func TestLowerIDCommittedLaterIsPublished(t *testing.T) {
 	e.eventually(t, low, "the lower id is published too", published)
 	recs := e.consume(t, topic, 2)
 	require.Len(t, recs, 2)
+}
+
+// A lower id that is committed between the read of a batch and its mark is not
+// marked with it.
+func TestMarkTouchesOnlyWhatWasPublished(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	slow, err := e.db(t).Begin(t.Context())
+	require.NoError(t, err)
+	low, err := Write(t.Context(), slow, event(topic, "slow", "1"))
+	require.NoError(t, err)
+	high := e.write(t, event(topic, "fast", "2"))
+	r, err := NewRelay(fast(e.url, e.broker, "r"))
+	require.NoError(t, err)
+	var once sync.Once
+	r.beforeMark = func() (err error) {
+		once.Do(func() { err = slow.Commit(context.Background()) })
+		return err
+	}
+	run(t, r)
+	e.eventually(t, high, "the higher id is published", published)
+	e.eventually(t, low, "the lower id is published", published)
+	require.Len(t, e.consume(t, topic, 2), 2)
 }
 
 // A relay that dies between acknowledgement and mark publishes the same
