@@ -30,8 +30,9 @@ type Config struct {
 	// Drop names columns whose values are replaced by their length and hash:
 	// whole mails, for example.
 	Drop []string
-	// Every is the time between two polls, default 500 ms. It bounds how much
-	// log the slot holds back.
+	// Every is the time between two polls, default 2 s. It bounds how much log
+	// the slot holds back; each poll costs the server the decoding of what was
+	// written since it last logged its running transactions, up to 15 s of log.
 	Every time.Duration
 	// Chunk is how many changes one poll asks for, default 20,000. A
 	// transaction is never cut in two, so a poll may bring more.
@@ -42,7 +43,7 @@ type Config struct {
 }
 
 const (
-	defaultEvery = 500 * time.Millisecond
+	defaultEvery = 2 * time.Second
 	defaultChunk = 20_000
 	// queryLimit bounds one query: a server that was stopped with SIGSTOP never
 	// answers on the connection that it had.

@@ -1,0 +1,348 @@
+package verify_test
+
+import (
+	"encoding/json"
+	"maps"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"mailproof/history"
+	"mailproof/verify"
+)
+
+// drawWorld is a run of well-behaved mails, some of them struck by faults.
+func drawWorld(t *rapid.T) *world {
+	mode := rapid.SampledFrom(modes).Draw(t, "policy and server")
+	w := newWorld(mode[0], mode[1])
+	named := lives(mode[0], mode[1])
+	if rapid.Bool().Draw(t, "processes struck") {
+		maps.Copy(named, struckLives(mode[0], mode[1]))
+	}
+	names := slices.Sorted(maps.Keys(named))
+	w.mail("always").delivered()
+	for i := range rapid.IntRange(0, 12).Draw(t, "mails") {
+		named[rapid.SampledFrom(names).Draw(t, "life")](w.mail(simName(i)))
+		w.pass(time.Duration(rapid.IntRange(0, 3000).Draw(t, "pause ms")) * time.Millisecond)
+	}
+	return w.rest()
+}
+
+func TestWellBehavedRunsPass(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) { requirePass(t, drawWorld(t).judge()) })
+}
+
+// mutation is one lie in the evidence of a good run: what it would look like
+// if the system had done one thing wrong.
+type mutation struct {
+	// sites are the records that it can change; apply changes one.
+	sites func(w *world) []int
+	apply func(w *world, site int)
+	// found names the checkers of which one at least must find it.
+	found []string
+}
+
+func attemptsWhere(ok func(a *history.Attempt, m *mail) bool) func(w *world) []int {
+	return func(w *world) (sites []int) {
+		for i, r := range w.records {
+			if r.Attempt == nil {
+				continue
+			}
+			for _, m := range w.mails {
+				if m.booking+"@customers.test" == r.Attempt.Recipient && ok(r.Attempt, m) {
+					sites = append(sites, i)
+				}
+			}
+		}
+		return sites
+	}
+}
+
+// onlyCopy is the one copy of a mail that is SENT.
+func onlyCopy(w *world) []int {
+	return attemptsWhere(func(a *history.Attempt, m *mail) bool {
+		copies := 0
+		for _, r := range w.records {
+			if r.Attempt != nil && r.Attempt.Key == m.key && r.Attempt.Stored {
+				copies++
+			}
+		}
+		return a.Stored && copies == 1 && m.row["status"] == "SENT"
+	})(w)
+}
+
+func changesWhere(ok func(c *history.Change) bool) func(w *world) []int {
+	return func(w *world) (sites []int) {
+		for i, r := range w.records {
+			if r.Change != nil && r.Change.Table == "public.notifications" && ok(r.Change) {
+				sites = append(sites, i)
+			}
+		}
+		return sites
+	}
+}
+
+func finalRows(state string) func(w *world) []int {
+	return func(w *world) (sites []int) {
+		for i, r := range w.final.Rows {
+			if r.State == state {
+				sites = append(sites, i)
+			}
+		}
+		return sites
+	}
+}
+
+func mutations() map[string]mutation {
+	return map[string]mutation{
+		"the copy was never stored": {
+			onlyCopy,
+			func(w *world, i int) { w.records[i].Attempt.Stored = false },
+			[]string{"nothing-lost"},
+		},
+		"a copy was sent once more after it was settled": {
+			onlyCopy,
+			func(w *world, i int) {
+				again := *w.records[i].Attempt
+				again.ID += 1000
+				again.From, again.DotAt, again.To = w.now+1, w.now+2, w.now+3
+				w.add(history.Record{T: again.To, Kind: history.KindAttempt, Attempt: &again})
+				w.pass(time.Second)
+			},
+			[]string{"at-most-one", "no-needless-send"},
+		},
+		"the mail went to somebody else": {
+			attemptsWhere(func(a *history.Attempt, m *mail) bool { return a.Key != "" && len(m.row) > 0 }),
+			func(w *world, i int) { w.records[i].Attempt.Recipient = "eve@customers.test" },
+			[]string{"content-and-recipient"},
+		},
+		"the mail carries no key": {
+			onlyCopy,
+			func(w *world, i int) { w.records[i].Attempt.Key = "" },
+			[]string{"key-discipline"},
+		},
+		"an alert was not raised": {
+			func(w *world) (sites []int) {
+				for i, a := range w.final.Alerts {
+					copies := slices.ContainsFunc(w.records, func(r history.Record) bool {
+						return r.Attempt != nil && r.Attempt.Key == a.Key && r.Attempt.Stored
+					})
+					if !copies {
+						sites = append(sites, i)
+					}
+				}
+				return sites
+			},
+			func(w *world, i int) { w.final.Alerts = slices.Delete(w.final.Alerts, i, i+1) },
+			[]string{"nothing-lost"},
+		},
+		"a dead letter is missing": {
+			func(w *world) (sites []int) {
+				for i := range w.final.DLQ {
+					sites = append(sites, i)
+				}
+				return sites
+			},
+			func(w *world, i int) {
+				w.final.DLQ = slices.Delete(w.final.DLQ, i, i+1)
+				w.final.Queues[2].Messages--
+			},
+			[]string{"nothing-lost"},
+		},
+		"a dead letter too many": {
+			finalRows("sent"),
+			func(w *world, i int) {
+				w.final.DLQ = append(w.final.DLQ, history.DeadLetter{Key: w.final.Rows[i].Key})
+				w.final.Queues[2].Messages++
+			},
+			[]string{"dead-justified"},
+		},
+		"a mail was left behind in the outbox": {
+			func(w *world) (sites []int) {
+				for i, o := range w.final.Outbox {
+					if o.Published {
+						sites = append(sites, i)
+					}
+				}
+				return sites
+			},
+			func(w *world, i int) {
+				id := w.final.Outbox[i].EventID
+				w.final.Outbox[i].Published = false
+				w.final.Topic = slices.DeleteFunc(w.final.Topic, func(r history.TopicRecord) bool { return r.EventID == id })
+				if len(w.final.Topic) == 0 {
+					w.final.Topic = []history.TopicRecord{}
+				}
+			},
+			[]string{"relay-complete"},
+		},
+		"a claim raised the token by two": {
+			changesWhere(func(c *history.Change) bool { return c.New["status"] == "SENDING" }),
+			func(w *world, i int) { w.records[i].Change.New["token"] += "1" },
+			[]string{"single-flight"},
+		},
+		"a claim came before the row was due": {
+			changesWhere(func(c *history.Change) bool { return c.New["status"] == "FAILED" }),
+			func(w *world, i int) {
+				w.records[i].Change.New["next_attempt_at"] = w.wall().Add(time.Hour).Format("2006-01-02 15:04:05-07")
+			},
+			[]string{"retry-discipline"},
+		},
+		"a row was given up as if dead": {
+			finalRows("expired"),
+			func(w *world, i int) {
+				w.final.Rows[i].State = "dead"
+				for _, r := range w.records {
+					if r.Change != nil && r.Change.New["status"] == "EXPIRED" && r.Change.New["dedupe_key"] == w.final.Rows[i].Key {
+						r.Change.New["status"] = "DEAD"
+					}
+				}
+			},
+			[]string{"dead-justified", "legal-transitions"},
+		},
+		"a client's confirmation was never made durable": {
+			func(w *world) (sites []int) {
+				for i, r := range w.records {
+					if r.Op != nil && r.Op.Name == "confirm" && r.Op.Outcome == history.OpUnknown {
+						sites = append(sites, i)
+					}
+				}
+				return sites
+			},
+			func(w *world, i int) {
+				w.records[i].Op.Outcome = history.OpOK
+				key := w.records[i].Op.Key
+				w.final.Outbox = slices.DeleteFunc(w.final.Outbox, func(o history.OutboxLeft) bool { return o.Key == key })
+			},
+			[]string{"outbox-atomicity"},
+		},
+		"the sweeper moved rows without a cause": {
+			func(w *world) []int {
+				if slices.ContainsFunc(w.records, func(r history.Record) bool { return r.Process != nil || r.Fault != nil }) {
+					return nil
+				}
+				return []int{0}
+			},
+			func(w *world, _ int) { w.final.Counters["sweeper_rescues_total"] = 1 },
+			[]string{"sweeper-explained"},
+		},
+		"a fault lost its witness": {
+			func(w *world) []int {
+				w.fault("lose-250", "smtp server", time.Second)
+				return []int{len(w.records) - 1}
+			},
+			func(w *world, i int) { w.records[i].Fault.Witness = "" },
+			[]string{"assurance"},
+		},
+		"the log lost a change": {
+			changesWhere(func(c *history.Change) bool { return c.New["status"] == "SENT" }),
+			func(w *world, i int) { w.records = slices.Delete(w.records, i, i+1) },
+			[]string{"well-formed-history"},
+		},
+	}
+}
+
+// Each lie turns a good run red, by the checker that it concerns.
+func TestOneLieIsFound(t *testing.T) {
+	t.Parallel()
+	for name, m := range mutations() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			applied := 0
+			rapid.Check(t, func(t *rapid.T) {
+				w := drawWorld(t)
+				sites := m.sites(w)
+				if len(sites) == 0 {
+					t.SkipNow()
+				}
+				m.apply(w, rapid.SampledFrom(sites).Draw(t, "site"))
+				applied++
+				res := w.judge()
+				require.NotEqual(t, verify.Pass, res.Verdict)
+				require.True(t, slices.ContainsFunc(res.Findings, func(f verify.Finding) bool { return slices.Contains(m.found, f.Invariant) }),
+					explain(res))
+			})
+			require.Positive(t, applied)
+		})
+	}
+}
+
+// What the recorder wrote is judged the same a year later.
+func TestCheckDirJudgesAgain(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		w := drawWorld(rt)
+		if rapid.Bool().Draw(rt, "bad") {
+			w.final.Queues[0].Type = "classic"
+		}
+		dir := t.TempDir()
+		r, err := history.Create(filepath.Join(dir, history.FileName))
+		require.NoError(rt, err)
+		for _, rec := range w.all() {
+			require.NoError(rt, r.Record(rec))
+		}
+		require.NoError(rt, r.Close())
+		again, err := verify.CheckDir(dir)
+		require.NoError(rt, err)
+		want, err := json.Marshal(w.judge())
+		require.NoError(rt, err)
+		got, err := json.Marshal(again)
+		require.NoError(rt, err)
+		require.JSONEq(rt, string(want), string(got))
+	})
+}
+
+func TestCheckDirNamesWhatItCannotRead(t *testing.T) {
+	t.Parallel()
+	_, err := verify.CheckDir(t.TempDir())
+	require.ErrorContains(t, err, "history.jsonl")
+}
+
+// bigWorld is n mails, a third of them struck by a lost answer.
+func bigWorld(n int) *world {
+	w := newWorld("resend", "plain")
+	named := lives("resend", "plain")
+	for i := range n {
+		m := w.mail(simName(i))
+		if i%3 == 0 {
+			named["answer lost, sent again"](m)
+			continue
+		}
+		m.delivered()
+	}
+	for range 20 {
+		w.process("notifyd-1", "killed")
+		w.process("notifyd-1", "started")
+	}
+	return w.rest()
+}
+
+func BenchmarkJudge50k(b *testing.B) {
+	h := bigWorld(50_000).history()
+	for b.Loop() {
+		if res := verify.Judge(h); res.Verdict != verify.Pass {
+			b.Fatal(explain(res))
+		}
+	}
+	b.ReportMetric(float64(50_000*b.N)/b.Elapsed().Seconds(), "mails/s")
+}
+
+func BenchmarkLoad50k(b *testing.B) {
+	path := filepath.Join(b.TempDir(), history.FileName)
+	r, err := history.Create(path)
+	require.NoError(b, err)
+	for _, rec := range bigWorld(50_000).all() {
+		require.NoError(b, r.Record(rec))
+	}
+	require.NoError(b, r.Close())
+	for b.Loop() {
+		h, err := history.Load(path)
+		require.NoError(b, err)
+		require.Empty(b, h.Problems)
+	}
+}
