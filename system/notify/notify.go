@@ -346,11 +346,14 @@ func (s *service) addLane(t contract.MailType, consumers, prefetch int, limit wo
 }
 
 func (s *service) sweeper() *sweeper.Sweeper {
-	types := []contract.MailType{contract.TicketConfirmation, contract.Marketing}
+	lanes := []sweeper.Lane{
+		{Type: contract.TicketConfirmation, Prefetch: s.cfg.TicketPrefetch},
+		{Type: contract.Marketing, Prefetch: s.cfg.MarketingPrefetch},
+	}
 	return sweeper.New(sweeper.Config{
 		Store: s.store, Ring: s.ring, Dead: s.dead, Alerts: s.alerts, Depth: s.depth, Metrics: s.metrics, Log: s.log,
 		Interval: s.cfg.SweeperInterval, Grace: s.cfg.SweeperGrace, Batch: s.cfg.SweeperBatch, Rate: s.cfg.SweeperRate,
-		Retention: s.cfg.Retention, Lanes: types, Timeout: s.cfg.StatementTimeout,
+		Retention: s.cfg.Retention, Lanes: lanes, Timeout: s.cfg.StatementTimeout,
 		// Twice the confirm: a publish that is repeated once still counts.
 		RingTimeout: 2 * s.cfg.ConfirmTimeout,
 	})

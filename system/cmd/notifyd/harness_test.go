@@ -100,7 +100,8 @@ func binary(t *testing.T, tag string) string {
 		return path
 	}
 	path := filepath.Join(sharedDir(t), "notifyd-"+tag)
-	build := exec.CommandContext(t.Context(), "go", "build", "-tags", tag, "-o", path, ".")
+	args := append(append([]string{"build"}, raceFlags()...), "-tags", tag, "-o", path, ".")
+	build := exec.CommandContext(t.Context(), "go", args...)
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, string(out))
 	if shared.bins == nil {
@@ -211,6 +212,9 @@ func (p *place) launch(tag string, extra map[string]string) *process {
 	go n.read(stdout)
 	p.t.Cleanup(func() {
 		n.kill()
+		if strings.Contains(stderr.String(), "DATA RACE") {
+			p.t.Errorf("notifyd has a data race:\n%s", stderr.String())
+		}
 		if p.t.Failed() {
 			p.t.Logf("notifyd %d said:\n%s\n%s", cmd.Process.Pid, n.text(), stderr.String())
 		}

@@ -75,7 +75,7 @@ type Config struct {
 
 	Sweeper         string        `env:"SWEEPER" envDefault:"on" doc:"on or off; off only for tests that look for a defect beneath the net"`
 	SweeperInterval time.Duration `env:"SWEEPER_INTERVAL" envDefault:"1m" doc:"time between two rounds"`
-	SweeperGrace    time.Duration `env:"SWEEPER_GRACE" envDefault:"5m" doc:"how long a row may be due without a worker before its doorbell counts as lost"`
+	SweeperGrace    time.Duration `env:"SWEEPER_GRACE" envDefault:"5m" doc:"how long a row may be due without a worker before its doorbell counts as lost; above prefetch × send deadline"`
 	SweeperRate     float64       `env:"SWEEPER_RATE" envDefault:"100" doc:"doorbells per second that the sweeper rings again at most"`
 	SweeperBatch    int           `env:"SWEEPER_BATCH" envDefault:"500" doc:"rows per round and cause at most"`
 

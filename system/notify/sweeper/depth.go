@@ -24,24 +24,24 @@ type BrokerDepth struct {
 // connection and says nothing.
 const depthLimit = 5 * time.Second
 
-// Ready is the number of messages that wait for a consumer. Messages in a
-// consumer's prefetch window are not counted.
-func (b *BrokerDepth) Ready(ctx context.Context, queue string) (int, error) {
+// Depth counts the messages that wait for a consumer, and the consumers. What
+// stands in the consumers' prefetch windows is not counted.
+func (b *BrokerDepth) Depth(ctx context.Context, queue string) (ready, consumers int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	conn, err := b.connect(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("depth of %s: %w", queue, err)
+		return 0, 0, fmt.Errorf("depth of %s: %w", queue, err)
 	}
 	// A question that the broker never answers ends with the connection.
 	stop := time.AfterFunc(depthLimit, func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) })
 	defer stop.Stop()
-	n, err := ready(conn, queue)
+	q, err := inspect(conn, queue)
 	if err != nil {
 		b.close()
-		return 0, fmt.Errorf("depth of %s: %w", queue, err)
+		return 0, 0, fmt.Errorf("depth of %s: %w", queue, err)
 	}
-	return n, nil
+	return q.Messages, q.Consumers, nil
 }
 
 // Close ends the connection.
@@ -81,15 +81,11 @@ func (b *BrokerDepth) connect(ctx context.Context) (*amqp091.Connection, error) 
 	return nil, failed
 }
 
-func ready(conn *amqp091.Connection, queue string) (int, error) {
+func inspect(conn *amqp091.Connection, queue string) (amqp091.Queue, error) {
 	ch, err := conn.Channel()
 	if err != nil {
-		return 0, err
+		return amqp091.Queue{}, err
 	}
 	defer func() { _ = ch.Close() }() // a passive declare that failed has closed it
-	q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
-	if err != nil {
-		return 0, err
-	}
-	return q.Messages, nil
+	return ch.QueueDeclarePassive(queue, true, false, false, false, nil)
 }

@@ -65,9 +65,17 @@ type Alerts interface {
 	RaiseNew(ctx context.Context, a ...alerts.Alert) (int, error)
 }
 
-// Depth counts the messages that wait in a queue.
+// Depth says how many messages wait in a queue, and how many consumers it has.
 type Depth interface {
-	Ready(ctx context.Context, queue string) (int, error)
+	Depth(ctx context.Context, queue string) (ready, consumers int, err error)
+}
+
+// Lane is a mail type whose doorbells the sweeper rings.
+type Lane struct {
+	Type contract.MailType
+	// Prefetch of each consumer of the lane's queue: so many messages can stand
+	// in its window.
+	Prefetch int
 }
 
 // Config of the sweeper.
@@ -86,8 +94,7 @@ type Config struct {
 	Rate     float64       // doorbells per second at most
 	// Retention is how long rows at rest are kept.
 	Retention time.Duration
-	// Lanes whose doorbells this sweeper rings.
-	Lanes []contract.MailType
+	Lanes     []Lane
 	// Timeout bounds one statement, RingTimeout the publishing of one duty:
 	// while RabbitMQ is away leases and alerts must still be looked after.
 	Timeout     time.Duration
@@ -242,13 +249,13 @@ func (s *Sweeper) deleteAtRest(ctx context.Context) (int64, error) {
 }
 
 // overdue rings again for one lane.
-func (s *Sweeper) overdue(ctx context.Context, lane contract.MailType) error {
+func (s *Sweeper) overdue(ctx context.Context, lane Lane) error {
 	waiting, err := s.waitTheirTurn(ctx, lane)
 	if err != nil || waiting {
 		return err
 	}
 	rows, err := s.query(ctx, func(ctx context.Context) ([]delivery.Row, error) {
-		return s.cfg.Store.OverdueIn(ctx, lane, s.cfg.Grace, s.cfg.Batch)
+		return s.cfg.Store.OverdueIn(ctx, lane.Type, s.cfg.Grace, s.cfg.Batch)
 	})
 	if err != nil {
 		return err
@@ -257,21 +264,23 @@ func (s *Sweeper) overdue(ctx context.Context, lane contract.MailType) error {
 	return s.ring(ctx, rows)
 }
 
-// waitTheirTurn reports whether the lane's queue holds a message for each due
-// row: then no doorbell is lost, and more of them would make a slow lane
-// slower.
-func (s *Sweeper) waitTheirTurn(ctx context.Context, lane contract.MailType) (bool, error) {
+// waitTheirTurn reports whether there is a message for each due row: then no
+// doorbell is lost, and more of them would make a slow lane slower. While
+// messages wait in the queue the consumers' windows are full and count too; with
+// an empty queue nobody can tell what stands in them, and the grace decides: it
+// should exceed prefetch × send deadline.
+func (s *Sweeper) waitTheirTurn(ctx context.Context, lane Lane) (bool, error) {
 	queryCtx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	due, err := s.cfg.Store.CountDue(queryCtx, lane)
+	due, err := s.cfg.Store.CountDue(queryCtx, lane.Type)
 	if err != nil {
 		return false, err
 	}
-	ready, err := s.cfg.Depth.Ready(ctx, lane.Queue())
+	ready, consumers, err := s.cfg.Depth.Depth(ctx, lane.Type.Queue())
 	if err != nil {
 		return false, err
 	}
-	return ready > 0 && int64(ready) >= due, nil
+	return ready > 0 && int64(ready+consumers*lane.Prefetch) >= due, nil
 }
 
 // ring publishes in chunks, at the rate.

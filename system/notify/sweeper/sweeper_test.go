@@ -24,7 +24,7 @@ import (
 type world struct {
 	over, expired, dead, unknown, late []delivery.Row
 	due                                int64
-	ready                              int
+	ready, consumers                   int
 	failLeases                         bool
 
 	published []amqp.Message
@@ -71,7 +71,8 @@ func (w *world) StampDLQ(_ context.Context, rows []delivery.Row) error {
 	}
 	return nil
 }
-func (w *world) Ready(context.Context, string) (int, error) { return w.ready, nil }
+
+func (w *world) Depth(context.Context, string) (int, int, error) { return w.ready, w.consumers, nil }
 
 func (w *world) Publish(_ context.Context, m []amqp.Message) []error {
 	w.published = append(w.published, m...)
@@ -116,7 +117,7 @@ func (w *world) sweeper(m *metrics.Set) *Sweeper {
 		Store: w, Ring: ring, Alerts: w, Depth: w, Metrics: m, Log: log,
 		Dead:     dlq.Finisher{Store: w, Ring: ring, Alerts: w, Retry: retry, Count: m},
 		Interval: time.Second, Grace: time.Minute, Batch: 100, Rate: 1e6, Retention: time.Hour,
-		Lanes: []contract.MailType{contract.TicketConfirmation}, Timeout: time.Second, RingTimeout: 10 * time.Second,
+		Lanes: []Lane{{Type: contract.TicketConfirmation, Prefetch: 10}}, Timeout: time.Second, RingTimeout: 10 * time.Second,
 	})
 }
 
@@ -163,18 +164,22 @@ func TestEachCauseIsRescuedAndCounted(t *testing.T) {
 func TestRowsThatWaitTheirTurnAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		due   int64
-		ready int
-		rung  int
+		due       int64
+		ready     int
+		consumers int
+		rung      int
 	}{
 		"a message for each due row":      {due: 5, ready: 5, rung: 0},
 		"more messages than due rows":     {due: 5, ready: 9, rung: 0},
 		"some doorbells are lost":         {due: 5, ready: 4, rung: 5},
+		"the rest stands in full windows": {due: 25, ready: 5, consumers: 2, rung: 0},
+		"windows are not wide enough":     {due: 26, ready: 5, consumers: 2, rung: 5},
+		"nothing waits, windows unknown":  {due: 5, ready: 0, consumers: 2, rung: 5},
 		"empty queue, dead worker's rows": {due: 0, ready: 0, rung: 5},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w, m := &world{late: rows(delivery.Pending, 5, time.Hour), due: c.due, ready: c.ready}, metrics.New()
+			w, m := &world{late: rows(delivery.Pending, 5, time.Hour), due: c.due, ready: c.ready, consumers: c.consumers}, metrics.New()
 			require.NoError(t, w.sweeper(m).Round(t.Context()))
 			require.Len(t, w.published, c.rung)
 		})

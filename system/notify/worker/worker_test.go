@@ -41,6 +41,9 @@ type world struct {
 	claims   []delivery.Claim // answers in order, the last one repeats
 	settled  delivery.Outcome // what a settle finds
 	refused  int              // so many settles are refused first
+	noRow    int              // at this claim, from 1, the row is gone
+	gone     bool             // the row is gone when it is settled
+	notHeld  bool             // the row is another's when the mail is stored
 	sendErr  error
 	storeErr map[string]int // so many failures of a step before it works
 	pubErr   map[string]int
@@ -81,6 +84,12 @@ func (w *world) Claim(_ context.Context, id uuid.UUID) (delivery.Claim, error) {
 		return delivery.Claim{}, err
 	}
 	w.now = w.now.Add(w.slowAsk)
+	if w.noRow > 0 {
+		w.noRow--
+		if w.noRow == 0 {
+			return delivery.Claim{}, fmt.Errorf("claim: %w", delivery.ErrNoRow)
+		}
+	}
 	c := w.claims[0]
 	if len(w.claims) > 1 {
 		w.claims = w.claims[1:]
@@ -90,12 +99,19 @@ func (w *world) Claim(_ context.Context, id uuid.UUID) (delivery.Claim, error) {
 
 func (w *world) StoreRendered(_ context.Context, _ uuid.UUID, token int64, b []byte) ([]byte, error) {
 	require.Equal(w.t, int64(7), token)
-	return append([]byte("stored "), b...), w.step("store mail")
+	err := w.step("store mail")
+	if err == nil && w.notHeld {
+		err = delivery.ErrNotHeld
+	}
+	return append([]byte("stored "), b...), err
 }
 
 func (w *world) settle(name string) (delivery.Outcome, error) {
 	if err := w.step(name); err != nil {
 		return delivery.Outcome{}, err
+	}
+	if w.gone {
+		return delivery.Outcome{}, fmt.Errorf("settle refused: %w", delivery.ErrNoRow)
 	}
 	if w.refused > 0 {
 		w.refused--
@@ -330,6 +346,21 @@ func TestOutcomes(t *testing.T) {
 				w.claims = append(w.claims, delivery.Claim{Status: delivery.Sent})
 			},
 			[]string{"claim", "store mail", sending, "accepted", "claim", "ack"},
+		},
+		"the lease was over before the mail was rendered": {
+			func(w *world) {
+				w.notHeld = true
+				w.claims = append(w.claims, delivery.Claim{Status: delivery.Sending, Wait: 30 * time.Second})
+			},
+			[]string{"claim", "store mail", "claim", tier1m, "ack"},
+		},
+		"a row that somebody deleted does not crash the worker (C-05)": {
+			func(w *world) { w.noRow = 1 },
+			[]string{"claim", dlx, "alert message-undecodable", "ack"},
+		},
+		"a row that is deleted while its mail is sent": {
+			func(w *world) { w.gone, w.noRow = true, 2 },
+			[]string{"claim", "store mail", sending, "accepted", "claim", dlx, "alert message-undecodable", "ack"},
 		},
 		"a channel without a sender is dead, visibly": {
 			func(w *world) {
