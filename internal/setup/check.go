@@ -64,9 +64,13 @@ func postgresItem(ctx context.Context, p Paths) Item {
 func rabbitItem(p Paths) Item {
 	i := Item{Name: RabbitMQ, Path: p.RabbitMQBin}
 	var missing []string
-	for what, path := range map[string]string{"rabbitmq-server": p.RabbitMQBin, "erl": p.ErlangBin, "epmd": p.Epmd} {
-		if path == "" {
-			missing = append(missing, what)
+	for _, part := range []struct{ name, path string }{
+		{"rabbitmq-server", p.RabbitMQBin},
+		{"erl", p.ErlangBin},
+		{"epmd", p.Epmd},
+	} {
+		if part.path == "" {
+			missing = append(missing, part.name)
 		}
 	}
 	if len(missing) > 0 {

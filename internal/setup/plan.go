@@ -135,7 +135,7 @@ func (p Plan) String() string {
 
 func (p Plan) cost() string {
 	if p.DownloadMB < 0 {
-		return "apt has no package lists yet to say how much that is; on Debian 12 with nothing there about 210 MB to download, 520 MB on disk"
+		return "apt has no package lists yet to say how much that is; on Debian 12 with nothing there about 180 MB to download, 630 MB on disk"
 	}
 	return fmt.Sprintf("%.0f MB to download, %.0f MB on disk, says apt", p.DownloadMB, p.OnDiskMB)
 }
