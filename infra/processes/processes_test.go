@@ -1,12 +1,20 @@
 package processes
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
 	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/goleak"
 
+	"mailproof/infra"
 	"mailproof/infra/guardian"
 	"mailproof/infra/infratest"
 	"mailproof/internal/setup"
@@ -14,6 +22,10 @@ import (
 
 func TestMain(m *testing.M) {
 	guardian.MaybeRun()
+	if os.Getenv(role) != "" {
+		fmt.Fprintln(os.Stderr, runHarness())
+		os.Exit(1)
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -36,4 +48,150 @@ func TestConformance(t *testing.T) {
 	require.NotEmpty(t, paths.KafkaLib, "Kafka's jars are missing: run \"mailproof setup\"")
 	require.NotEmpty(t, paths.Java, "Java is missing: run \"mailproof setup\"")
 	infratest.Run(t, New(paths), infratest.Features{Signals: true, Guards: true, KafkaKind: "apache"})
+	left, err := filepath.Glob(tmp + "/mp-*")
+	require.NoError(t, err)
+	require.Empty(t, left, "data is left")
+}
+
+// Where Java or the jars are missing kfake takes Kafka's place, and says so.
+func TestKfakeStandsIn(t *testing.T) {
+	t.Parallel()
+	stack, err := New(setup.Paths{}).Start(t.Context(), infra.Spec{LogDir: t.TempDir(), Kafka: true})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, stack.Stop(context.Background())) }()
+	require.Nil(t, stack.Postgres())
+	require.Nil(t, stack.RabbitMQ())
+	k := stack.Kafka()
+	require.Equal(t, "kfake", k.Kind())
+	require.Equal(t, "kfake", stack.Versions().KafkaKind)
+	require.NotEmpty(t, stack.Versions().Kafka)
+	require.Empty(t, stack.Versions().Postgres)
+
+	require.NoError(t, k.CreateTopic(t.Context(), "events", 3))
+	require.Error(t, k.CreateTopic(t.Context(), "events", 3))
+	client, err := kgo.NewClient(kgo.SeedBrokers(k.Brokers()...), kgo.ConsumeTopics("events"))
+	require.NoError(t, err)
+	defer client.Close()
+	sent := &kgo.Record{Topic: "events", Value: []byte("one")}
+	require.NoError(t, client.ProduceSync(t.Context(), sent).FirstErr())
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	fetched := client.PollFetches(ctx)
+	require.NoError(t, fetched.Err())
+	require.Equal(t, "one", string(fetched.Records()[0].Value))
+
+	for _, act := range []func(context.Context) error{k.Kill, k.Pause, k.Resume, k.Restart} {
+		require.ErrorIs(t, act(t.Context()), infra.ErrUnsupported)
+	}
+	require.True(t, k.Running())
+}
+
+func TestStartNamesWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	_, err := New(setup.Paths{}).Start(t.Context(), infra.Spec{LogDir: t.TempDir()})
+	require.ErrorContains(t, err, "Postgres")
+	require.ErrorContains(t, err, "RabbitMQ")
+	require.ErrorContains(t, err, "mailproof setup")
+	_, err = New(setup.Paths{}).Start(t.Context(), infra.Spec{Kafka: true})
+	require.ErrorContains(t, err, "LogDir")
+}
+
+// A start that fails half-way leaves nothing, and says what the server said.
+func TestFailedStartLeavesNothing(t *testing.T) {
+	tmp := tempFolder(t)
+	t.Setenv("TMPDIR", tmp)
+	bin := filepath.Join(tmp, "bin")
+	require.NoError(t, os.Mkdir(bin, 0o755))
+	for name, script := range map[string]string{
+		"initdb":   `while [ $# -gt 0 ]; do [ "$1" = -D ] && mkdir -p "$2"; shift; done`,
+		"postgres": `echo "the disk is on fire"; exit 3`,
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	}
+	_, err := New(setup.Paths{PostgresBin: bin}).Start(t.Context(), infra.Spec{LogDir: t.TempDir(), Postgres: true})
+	require.ErrorContains(t, err, "exit status 3")
+	require.ErrorContains(t, err, "the disk is on fire")
+	require.Empty(t, belongings(t, tmp+"/mp-"))
+	left, err := filepath.Glob(tmp + "/mp-*")
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+func TestStartRefusesFolderThatServersCannotEnter(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Log("only root hands data to other users")
+		return
+	}
+	tmp := tempFolder(t)
+	require.NoError(t, os.Chmod(tmp, 0o700))
+	t.Setenv("TMPDIR", tmp)
+	_, err := New(setup.Locate()).Start(t.Context(), infra.Spec{LogDir: t.TempDir(), Postgres: true})
+	require.ErrorContains(t, err, tmp)
+	require.ErrorContains(t, err, "TMPDIR")
+}
+
+// A part is started again elsewhere only when a port was really lost.
+func TestFreshPorts(t *testing.T) {
+	t.Parallel()
+	e := &environment{progress: func(string, string) {}}
+	t.Run("a port was taken", func(t *testing.T) {
+		t.Parallel()
+		tries := 0
+		got, err := withFreshPorts(t.Context(), e, "part", func(_ context.Context, _ *environment, p *ports) (int, error) {
+			tries++
+			port, err := p.next()
+			require.NoError(t, err)
+			if tries > 1 {
+				return port, nil
+			}
+			l, err := net.Listen("tcp4", loopback(port))
+			require.NoError(t, err)
+			t.Cleanup(func() { l.Close() })
+			return 0, errors.New("address already in use")
+		})
+		require.NoError(t, err)
+		require.NotZero(t, got)
+		require.Equal(t, 2, tries)
+	})
+	t.Run("another error", func(t *testing.T) {
+		t.Parallel()
+		tries := 0
+		_, err := withFreshPorts(t.Context(), e, "part", func(_ context.Context, _ *environment, p *ports) (int, error) {
+			tries++
+			_, err := p.next()
+			require.NoError(t, err)
+			return 0, errors.New("broken")
+		})
+		require.ErrorContains(t, err, "start part: broken")
+		require.Equal(t, 1, tries)
+	})
+}
+
+func TestPortsLieBelowSourcePorts(t *testing.T) {
+	t.Parallel()
+	low := lowestSourcePort()
+	p := &ports{}
+	seen := map[int]bool{}
+	for range 50 {
+		port, err := p.next()
+		require.NoError(t, err)
+		require.Less(t, port, low)
+		require.GreaterOrEqual(t, port, lowestPort)
+		require.False(t, seen[port], "port %d twice", port)
+		seen[port] = true
+	}
+}
+
+func TestParseQueues(t *testing.T) {
+	t.Parallel()
+	got, err := parseQueues([]byte(`[
+		{"name":"q","type":"quorum","leader":"r1@localhost","members":["r1@localhost","r2@localhost"],"online":["r1@localhost"],"messages":3,"messages_ready":2,"messages_unacknowledged":1},
+		{"name":"c","type":"classic","leader":"","members":"","online":"","messages":0,"messages_ready":0,"messages_unacknowledged":0}]`))
+	require.NoError(t, err)
+	require.Equal(t, []infra.Queue{
+		{Name: "q", Type: "quorum", Leader: "r1@localhost", Members: []string{"r1@localhost", "r2@localhost"}, Online: []string{"r1@localhost"}, Messages: 3, Ready: 2, Unacked: 1},
+		{Name: "c", Type: "classic"},
+	}, got)
+	_, err = parseQueues([]byte("Error: timeout"))
+	require.ErrorContains(t, err, "list_queues")
 }

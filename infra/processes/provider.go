@@ -112,6 +112,9 @@ func (p *Provider) start(ctx context.Context, g *guardian.Guardian, spec infra.S
 	if err != nil {
 		return nil, err
 	}
+	if err := checkEntry(base); err != nil {
+		return nil, err
+	}
 	e := &environment{guardian: g, base: base, logs: spec.LogDir, paths: p.paths, progress: spec.Progress}
 	s := &Stack{guardian: g}
 	parts, ctx := errgroup.WithContext(ctx)

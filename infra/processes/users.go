@@ -59,3 +59,24 @@ func plainEnv(home string, more ...string) []string {
 		"LC_ALL=C.UTF-8",
 	}, more...)
 }
+
+// checkEntry refuses a folder that another user than the caller cannot pass
+// through, such as one below root's home: its server would fail with an error
+// that names neither the folder nor the reason.
+func checkEntry(dir string) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	for d := dir; ; d = filepath.Dir(d) {
+		info, err := os.Stat(d)
+		if err != nil {
+			return err
+		}
+		if info.Mode().Perm()&0o001 == 0 {
+			return fmt.Errorf("the data would be below %s, which users other than its owner cannot enter: set TMPDIR to another folder", d)
+		}
+		if d == filepath.Dir(d) {
+			return nil
+		}
+	}
+}
