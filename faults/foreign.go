@@ -84,7 +84,7 @@ func (f *ForeignDuplicate) Witness(ctx context.Context) (Witness, error) {
 		return Witness{}, nil
 	}
 	return Witness{
-		Text:  fmt.Sprintf("%d records of another producer, each with a %s of its own, stand in %s and every group has read them", len(found), f.Member, f.Topic),
+		Text:  fmt.Sprintf("%d records of another producer, each under another %s, stand in %s and every group has read them", len(found), f.Member, f.Topic),
 		Count: len(found),
 	}, nil
 }

@@ -25,9 +25,12 @@ func Judge(dir string) (reports.Scenario, error) {
 		return reports.Scenario{}, err
 	}
 	judged := verify.Judge(h)
+	if extra := judgeOf(h); extra != nil {
+		extra(h, &own)
+	}
 	result := reports.Scenario{
 		Verdict: judged.Verdict, Findings: judged.Findings, Guarantee: judged.Guarantee,
-		Counts: judged.Counts, Latency: judged.Latency, Invariants: judged.Checked,
+		Counts: judged.Counts, Latency: judged.Latency, Invariants: append(judged.Checked, own.checked...),
 		Measured: own.Measured, Dir: filepath.Base(dir),
 	}
 	for _, f := range own.Findings {
@@ -44,6 +47,20 @@ func Judge(dir string) (reports.Scenario, error) {
 	}
 	result.Seconds = seconds(h.End - h.Start)
 	return result, nil
+}
+
+// judgeOf is the judge of the history's own scenario, nil if it has none. A
+// history that is not whole is judged by nobody else than the checkers.
+func judgeOf(h *history.History) func(*history.History, *ownFindings) {
+	if h.Meta == nil || h.Final == nil {
+		return nil
+	}
+	for _, s := range All(Draw{}) {
+		if s.Name == h.Meta.Scenario {
+			return s.Judge
+		}
+	}
+	return nil
 }
 
 // severity orders verdicts as the lattice does.

@@ -24,10 +24,22 @@ const ownFile = "runner.json"
 type ownFindings struct {
 	Findings []verify.Finding      `json:"findings,omitempty"`
 	Measured []reports.Measurement `json:"measured,omitempty"`
+
+	checked []verify.Checked // of a scenario's own judge; not saved, made anew
+}
+
+// check begins an invariant that a scenario judges by itself.
+func (o *ownFindings) check(name, statement string, looked int) {
+	o.checked = append(o.checked, verify.Checked{Name: name, Statement: statement, Looked: looked})
 }
 
 func (o *ownFindings) find(v verify.Verdict, invariant, key, text string) {
 	o.Findings = append(o.Findings, verify.Finding{Invariant: invariant, Verdict: v, Key: key, Text: text})
+	for i := range o.checked {
+		if o.checked[i].Name == invariant {
+			o.checked[i].Findings++
+		}
+	}
 }
 
 func (o *ownFindings) measure(name string, value float64, unit, note string) {

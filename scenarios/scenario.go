@@ -54,6 +54,9 @@ type Scenario struct {
 	Quiesce time.Duration
 	// Expect is how long a cell takes on two cores, for the time left.
 	Expect time.Duration
+	// Judge judges and measures, from the evidence alone, what only this
+	// scenario is about. May be nil.
+	Judge func(h *history.History, own *ownFindings)
 	// MeasureCPU samples the CPU time of the system's processes over an idle
 	// stretch and over the faults phase.
 	MeasureCPU bool

@@ -2,6 +2,9 @@ package scenarios
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"mailproof/faults"
@@ -29,6 +32,7 @@ func smtpDown(d Draw) Scenario {
 		Expect:             45 * time.Second,
 		FaultsUntilSettled: true,
 		MeasureCPU:         true,
+		Judge:              judgeSMTPDown,
 		FaultNames:         []string{"refuse-rcpt"},
 		Faults: func(b *Bench) []faults.Fault {
 			return []faults.Fault{&faults.RefuseRcpt{Server: b.Parts.Mail}}
@@ -41,21 +45,87 @@ func smtpDown(d Draw) Scenario {
 	return s
 }
 
+// judgeSMTPDown judges AC4 and AC8 on the evidence: the number of tries, and
+// what the mail service cost while it could do nothing.
+func judgeSMTPDown(h *history.History, own *ownFindings) {
+	judgeTries(h, own)
+	judgeCPU(h, own)
+	judgeDeliveries(h, own)
+	tries := len(h.Attempts)
+	if mails := len(h.Final.Rows); mails > 0 {
+		own.measure("tries per mail", float64(tries)/float64(mails), "", fmt.Sprintf("%d configured", h.Meta.MaxAttempts))
+	}
+}
+
+// judgeTries wants exactly N tries of each mail: fewer would give up early, more
+// would be a loop (AC4).
+func judgeTries(h *history.History, own *ownFindings) {
+	const name = "exact-tries"
+	tries := map[string]int{}
+	for _, a := range h.Attempts {
+		tries[a.Key]++
+	}
+	confirmed := map[string]bool{}
+	for _, op := range h.Ops {
+		if op.Outcome == history.OpOK {
+			confirmed[op.Key] = true
+		}
+	}
+	own.check(name, "Each mail is tried exactly as often as configured before it is given up (AC4).", len(confirmed))
+	for _, key := range slices.Sorted(maps.Keys(confirmed)) {
+		if n := tries[key]; n != h.Meta.MaxAttempts {
+			own.find(verify.Fail, name, key, fmt.Sprintf("the server saw %d tries, %d are configured", n, h.Meta.MaxAttempts))
+		}
+	}
+}
+
+const (
+	noHotLoop   = "no-hot-loop"
+	mailService = "notifyd"
+	idleCPU     = mailService + " CPU, idle"
+)
+
 // judgeCPU holds the mail service to AC8's bound over the faults phase. When the
 // machine misses it without any traffic, the figure says nothing.
-func (x *cellRun) judgeCPU(final history.Final) {
-	const service = "notifyd"
-	used := cpuPercent(final.Usage, service)
-	x.own.measure(service+" CPU, server down", used, "%", fmt.Sprintf("of one core; AC8 allows %d %%", maxCPU))
-	idle, ok := x.own.measured(service + " CPU, idle")
+func judgeCPU(h *history.History, own *ownFindings) {
+	used := cpuPercent(h.Final.Usage, mailService)
+	own.check(noHotLoop, fmt.Sprintf("With the server down the mail service uses less than %d %% of a core, and each message is delivered once per try (AC8).", maxCPU), len(h.Final.Usage))
+	own.measure(mailService+" CPU, server down", used, "%", fmt.Sprintf("of one core; AC8 allows %d %%", maxCPU))
+	idle, ok := own.measured(idleCPU)
 	switch {
-	case !ok || len(final.Usage) == 0:
-		x.own.find(verify.Invalid, "no-hot-loop", "", "the CPU time of "+service+" is measured over the faults phase; it was not")
+	case !ok || len(h.Final.Usage) == 0:
+		own.find(verify.Invalid, noHotLoop, "", "the CPU time of "+mailService+" was not measured over the faults phase")
 	case idle >= maxCPU:
-		x.own.find(verify.Invalid, "no-hot-loop", "", fmt.Sprintf(
-			"%s uses less than %d %% of a core with the server down; it used %.1f %% even when idle, so this machine cannot tell", service, maxCPU, idle))
+		own.find(verify.Invalid, noHotLoop, "", fmt.Sprintf(
+			"%s used %.1f %% of a core when idle: this machine cannot tell", mailService, idle))
 	case used >= maxCPU:
-		x.own.find(verify.Fail, "no-hot-loop", "", fmt.Sprintf(
-			"%s uses less than %d %% of a core with the server down (AC8); it used %.1f %%, idle %.1f %%", service, maxCPU, used, idle))
+		own.find(verify.Fail, noHotLoop, "", fmt.Sprintf(
+			"%s used %.1f %% of a core with the server down, %.1f %% when idle", mailService, used, idle))
+	}
+}
+
+// judgeDeliveries compares what the broker handed out with the tries: a message
+// that is requeued at once comes hundreds of times per try.
+func judgeDeliveries(h *history.History, own *ownFindings) {
+	const slack = 1.1 // a doorbell too many does no harm, a loop is far beyond
+	var all, again float64
+	for name, n := range h.Final.Counters {
+		if !strings.Contains(name, "deliveries_total") {
+			continue
+		}
+		all += n
+		if strings.Contains(name, `redelivered="true"`) {
+			again += n
+		}
+	}
+	mails, tries := float64(len(h.Final.Rows)), float64(len(h.Attempts))
+	if all == 0 || mails == 0 {
+		own.find(verify.Invalid, noHotLoop, "", "the system counted no deliveries")
+		return
+	}
+	own.measure("deliveries per mail", all/mails, "", "by the broker, first ones and those after each delay")
+	own.measure("redeliveries per mail", again/mails, "", "of one message, marked as such by the broker")
+	if all > tries*slack {
+		own.find(verify.Fail, noHotLoop, "", fmt.Sprintf("the broker delivered %.0f messages for %.0f tries", all, tries))
 	}
 }
