@@ -28,7 +28,7 @@ import (
 // maxAttempts bounds the attempts of one mail over all replays, throttles and
 // proofs of absence; a new row may be tried modelLimit times.
 const (
-	maxAttempts = 5
+	maxAttempts = 5 - fewerAttempts
 	modelLimit  = 3
 )
 
