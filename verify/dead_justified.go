@@ -7,7 +7,9 @@ var deadJustified = rule{
 	statement: "A mail is given up only after a permanent refusal, or when every attempt it may have was made and refused; the dead-letter queue holds the dead mails and nothing else.",
 	check: func(e *Evidence, r *report) {
 		e.mails(func(m *Mail) {
-			if m.Letters > 0 && m.State() != dead && !e.waiting(m) {
+			// A cancel leaves the letter of a mail that had died where it is.
+			buried := m.State() == dead || m.State() == cancelled && m.deaths() > 0
+			if m.Letters > 0 && !buried && !e.waiting(m) {
 				r.breach(m.Key, "the dead-letter queue holds %d messages of it, and its state is %q", m.Letters, m.State())
 			}
 			if m.State() == dead {

@@ -343,7 +343,7 @@ func goldens() []golden {
 		})},
 		// terminal-is-final
 		{invariant: "terminal-is-final", name: "cancelled, then pending again", mode: hold, text: "CANCELLED is final", build: one(func(m *mail) {
-			m.confirmed().cancelled().change(map[string]string{"status": "PENDING"})
+			m.confirmed().cancelled().change(map[string]string{"status": "PENDING", "cancel_requested": "false"})
 			m.claimed("notifyd-1.w1").try().sent()
 		})},
 		{invariant: "terminal-is-final", name: "replay undoes a cancel", mode: hold, text: "cancel was asked for", build: one(func(m *mail) {
@@ -352,7 +352,7 @@ func goldens() []golden {
 			m.change(map[string]string{"cancel_requested": "true"})
 			m.change(map[string]string{"status": "PENDING"})
 			m.letters = 0
-			m.claimed("notifyd-1.w1").try().sent()
+			m.settled("CANCELLED", nil)
 		})},
 		{invariant: "terminal-is-final", name: "unfinished row deleted", mode: hold, text: "deleted while it was PENDING", build: one(func(m *mail) {
 			m.delivered()
@@ -370,6 +370,22 @@ func goldens() []golden {
 			m.op("confirm", history.OpOK)
 			m.relayed().change(map[string]string{"status": "SENT"})
 			m.try()
+		})},
+		// cancel-is-honoured
+		{invariant: "cancel-is-honoured", name: "the retry ignores the flag", mode: hold, text: "it will be tried again", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 later"))
+			m.op("cancel", history.OpOK)
+			m.change(map[string]string{"cancel_requested": "true"})
+			m.failed().settled("CANCELLED", nil)
+		})},
+		{invariant: "cancel-is-honoured", name: "the claim ignores the flag", mode: hold, text: "although its cancel had been committed", build: one(func(m *mail) {
+			m.confirmed().op("cancel", history.OpOK)
+			m.change(map[string]string{"cancel_requested": "true"})
+			m.claimed("notifyd-1.w1").try().sent()
+		})},
+		{invariant: "cancel-is-honoured", name: "an acknowledged cancel that never came", mode: hold, text: "knows nothing of it", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("550 no")).dead()
+			m.op("cancel", history.OpOK)
 		})},
 		// one-row-per-key
 		{invariant: "one-row-per-key", name: "two rows for one event", mode: hold, text: "2 rows", build: one(func(m *mail) {

@@ -98,6 +98,15 @@ func finalRows(state string) func(w *world) []int {
 	}
 }
 
+// needsItsAlert reports a mail that only its alert makes visible: not delivered,
+// not cancelled.
+func needsItsAlert(w *world, key string) bool {
+	if slices.ContainsFunc(w.records, func(r history.Record) bool { return r.Attempt != nil && r.Attempt.Key == key && r.Attempt.Stored }) {
+		return false
+	}
+	return !slices.ContainsFunc(w.final.Rows, func(r history.MailState) bool { return r.Key == key && (r.State == "cancelled" || r.State == "sent") })
+}
+
 func mutations() map[string]mutation {
 	return map[string]mutation{
 		"the copy was never stored": {
@@ -129,10 +138,7 @@ func mutations() map[string]mutation {
 		"an alert was not raised": {
 			func(w *world) (sites []int) {
 				for i, a := range w.final.Alerts {
-					copies := slices.ContainsFunc(w.records, func(r history.Record) bool {
-						return r.Attempt != nil && r.Attempt.Key == a.Key && r.Attempt.Stored
-					})
-					if !copies {
+					if needsItsAlert(w, a.Key) {
 						sites = append(sites, i)
 					}
 				}
@@ -143,8 +149,10 @@ func mutations() map[string]mutation {
 		},
 		"a dead letter is missing": {
 			func(w *world) (sites []int) {
-				for i := range w.final.DLQ {
-					sites = append(sites, i)
+				for i, letter := range w.final.DLQ {
+					if needsItsAlert(w, letter.Key) {
+						sites = append(sites, i)
+					}
 				}
 				return sites
 			},

@@ -347,7 +347,20 @@ func lives(policy, server string) map[string]func(m *mail) {
 			m.claimed("notifyd-1.w1").try().sent()
 		},
 		"cancelled before the claim": func(m *mail) { m.confirmed().cancelled() },
-		"cancelled too late":         func(m *mail) { m.delivered().op("cancel", history.OpOK) },
+		"cancelled while it was sent, then refused": func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").op("cancel", history.OpOK)
+			m.change(map[string]string{"cancel_requested": "true"})
+			m.try(refuse("451 4.7.1 later")).settled("CANCELLED", map[string]string{"unsettled": "0"})
+		},
+		"cancelled while it was sent, then accepted": func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").op("cancel", history.OpOK)
+			m.change(map[string]string{"cancel_requested": "true"})
+			m.try().sent()
+		},
+		"dead, then cancelled": func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("550 5.1.1 no such user")).dead().cancelled() // its dead letter stays: a message is a pointer
+		},
+		"cancelled too late": func(m *mail) { m.delivered().op("cancel", history.OpOK) },
 		"cancelled before it came": func(m *mail) {
 			m.op("confirm", history.OpOK)
 			m.relayed().cancelled()

@@ -13,6 +13,7 @@ import (
 type storyLine struct {
 	at   int64
 	text string
+	of   string // the process that it is about
 }
 
 // Story tells the life of one mail, a line per piece of evidence, in order of
@@ -37,6 +38,7 @@ func (e *Evidence) Story(key string) []string {
 		}
 		return 0
 	})
+	lines = shorten(lines)
 	zero := e.Start
 	if len(m.Ops) > 0 {
 		zero = m.Ops[0].Call
@@ -51,6 +53,29 @@ func (e *Evidence) Story(key string) []string {
 	return out
 }
 
+// shorten cuts what happened to one process while nothing happened to the mail:
+// a mail that waits for its lease may see thirty restarts.
+func shorten(lines []storyLine) []storyLine {
+	const keep = 3 // killed, started, ready
+	var out []storyLine
+	for i := 0; i < len(lines); {
+		end := i + 1
+		for lines[i].of != "" && end < len(lines) && lines[end].of == lines[i].of {
+			end++
+		}
+		if end-i <= keep+1 {
+			out = append(out, lines[i:end]...)
+		} else {
+			out = append(out, lines[i:i+keep]...)
+			last := lines[end-1]
+			last.text = fmt.Sprintf("process     %s: %d more events up to here", last.of, end-i-keep)
+			out = append(out, last)
+		}
+		i = end
+	}
+	return out
+}
+
 func (e *Evidence) opLines(m *Mail) []storyLine {
 	var lines []storyLine
 	for _, o := range m.Ops {
@@ -58,7 +83,7 @@ func (e *Evidence) opLines(m *Mail) []storyLine {
 		if o.Err != "" {
 			text += " (" + o.Err + ")"
 		}
-		lines = append(lines, storyLine{o.Call, text})
+		lines = append(lines, storyLine{at: o.Call, text: text})
 	}
 	return lines
 }
@@ -84,10 +109,10 @@ func (e *Evidence) moveLines(m *Mail) []storyLine {
 				text += fmt.Sprintf(", %s %s", col, v)
 			}
 		}
-		if mv.To == stFailed {
-			text += ", next try at " + mv.New[c.NextAttemptAt]
+		if due, err := parsePGTime(mv.New[c.NextAttemptAt]); err == nil && mv.To == stFailed {
+			text += fmt.Sprintf(", next try due %.1f ms later", float64(due.Sub(mv.CommitAt))/1e6)
 		}
-		lines = append(lines, storyLine{mv.At, fmt.Sprintf("%s (commit %d)", text, mv.Order)})
+		lines = append(lines, storyLine{at: mv.At, text: fmt.Sprintf("%s (commit %d)", text, mv.Order)})
 	}
 	return lines
 }
@@ -118,11 +143,11 @@ func (e *Evidence) attemptLines(m *Mail) []storyLine {
 		if a.Fault != "" {
 			text += ", struck by " + a.Fault
 		}
-		lines = append(lines, storyLine{a.From, text})
+		lines = append(lines, storyLine{at: a.From, text: text})
 		if a.DotAt > 0 {
-			lines = append(lines, storyLine{a.DotAt, fmt.Sprintf("server      attempt %d: dot read, %s", a.ID, kept(a))})
+			lines = append(lines, storyLine{at: a.DotAt, text: fmt.Sprintf("server      attempt %d: dot read, %s", a.ID, kept(a))})
 		}
-		lines = append(lines, storyLine{a.To, fmt.Sprintf("server      attempt %d over at %s: %s", a.ID, a.Stage, outcomeOf(a))})
+		lines = append(lines, storyLine{at: a.To, text: fmt.Sprintf("server      attempt %d over at %s: %s", a.ID, a.Stage, outcomeOf(a))})
 	}
 	return lines
 }
@@ -173,8 +198,8 @@ func (e *Evidence) faultLines(m *Mail, life []storyLine) []storyLine {
 			continue
 		}
 		lines = append(lines,
-			storyLine{f.Start, fmt.Sprintf("fault       %s on %s begins", f.Name, f.Target)},
-			storyLine{f.End, fmt.Sprintf("fault       %s healed: %s", f.Name, f.Witness)})
+			storyLine{at: f.Start, text: fmt.Sprintf("fault       %s on %s begins", f.Name, f.Target)},
+			storyLine{at: f.End, text: fmt.Sprintf("fault       %s healed: %s", f.Name, f.Witness)})
 	}
 	mine := map[string]bool{}
 	for _, a := range m.Attempts {
@@ -187,7 +212,8 @@ func (e *Evidence) faultLines(m *Mail, life []storyLine) []storyLine {
 		if p.At < from || p.At > to || len(mine) > 0 && !mine[p.Name] {
 			continue
 		}
-		lines = append(lines, storyLine{p.At, fmt.Sprintf("process     %s (pid %d) %s %s", p.Name, p.PID, p.Event, p.Detail)})
+		text := fmt.Sprintf("process     %s (pid %d) %s %s", p.Name, p.PID, p.Event, p.Detail)
+		lines = append(lines, storyLine{at: p.At, text: strings.TrimRight(text, " "), of: p.Name})
 	}
 	return lines
 }

@@ -62,8 +62,7 @@ func checkFinal(e *Evidence, m *Mail, mv *Move, r *report) {
 	case stSent, stCancelled, stExpired:
 		r.breach(m.Key, "%s is final, and the row went on to %s (commit %d)", mv.From, mv.To, mv.Order)
 	case stDead:
-		asked := mv.Before[e.Columns.Mails.CancelAsked]
-		if mv.To == stPending && (asked == "true" || asked == "t") {
+		if mv.To == stPending && isTrue(mv.Before[e.Columns.Mails.CancelAsked]) {
 			r.breach(m.Key, "a replay of a mail whose cancel was asked for (commit %d)", mv.Order)
 		} else if mv.To != stPending && mv.To != stCancelled {
 			r.breach(m.Key, "DEAD → %s, only a replay or a cancel leaves DEAD (commit %d)", mv.To, mv.Order)
