@@ -70,7 +70,8 @@ type Config struct {
 	Setup func(ctx context.Context, ch Declarer) error
 	Log   *slog.Logger
 	// OnState is told of each change: connected, lost (with the cause),
-	// blocked, unblocked, waiting. Calls come one at a time. May be nil.
+	// blocked, unblocked, waiting. Calls come one at a time and hold the session
+	// up: it must return soon, and not publish. May be nil.
 	OnState func(State, error)
 }
 

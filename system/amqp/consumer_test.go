@@ -377,7 +377,6 @@ func TestRunRefusesAnUnusableConfiguration(t *testing.T) {
 func TestDialTriesEachNode(t *testing.T) {
 	t.Parallel()
 	b := connect(t)
-	q := b.queue(nil)
 	gone := newProxy(t, b.url)
 	gone.refuseNew(true)
 	for range 5 { // whichever comes first
@@ -387,7 +386,6 @@ func TestDialTriesEachNode(t *testing.T) {
 		require.NoError(t, err)
 		l.close()
 	}
-	_ = q
 	d, err := newDialer(Config{URLs: []string{"amqp://user:secret@127.0.0.1:1/"}}.withDefaults())
 	require.NoError(t, err)
 	_, err = d.dial(t.Context())
@@ -397,6 +395,18 @@ func TestDialTriesEachNode(t *testing.T) {
 	cancel()
 	_, err = d.dial(ctx)
 	require.ErrorIs(t, err, context.Canceled)
+
+	silent := newProxy(t, b.url)
+	silent.hold() // accepts, and says nothing
+	d, err = newDialer(Config{URLs: []string{silent.url}}.withDefaults())
+	require.NoError(t, err)
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	time.AfterFunc(50*time.Millisecond, cancel)
+	began := time.Now()
+	_, err = d.dial(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Less(t, time.Since(began), handshakeTimeout)
 }
 
 func TestBackoffGrowsToItsCapAndIsJittered(t *testing.T) {

@@ -94,6 +94,8 @@ func (d *dialer) dial(ctx context.Context) (*link, error) {
 
 func (d *dialer) dialOne(ctx context.Context, u string) (*link, error) {
 	l := &link{}
+	stop := func() bool { return true }
+	defer func() { stop() }()
 	props := amqp091.NewConnectionProperties()
 	props.SetClientConnectionName(d.cfg.Name)
 	conn, err := amqp091.DialConfig(u, amqp091.Config{
@@ -105,6 +107,7 @@ func (d *dialer) dialOne(ctx context.Context, u string) (*link, error) {
 				return nil, err
 			}
 			l.sock = sock
+			stop = context.AfterFunc(ctx, func() { _ = sock.Close() }) // the handshake knows no context
 			// Cleared by amqp091-go once the connection is open.
 			return socket{sock}, sock.SetDeadline(time.Now().Add(handshakeTimeout))
 		},

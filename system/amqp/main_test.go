@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func rabbit(t *testing.T) infra.RabbitMQ {
+func rabbit(t testing.TB) infra.RabbitMQ {
 	t.Helper()
 	stackMu.Lock()
 	defer stackMu.Unlock()

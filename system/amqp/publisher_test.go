@@ -334,3 +334,78 @@ func TestOwnHeadersDropsWhatTheBrokerWrote(t *testing.T) {
 	})
 	require.Equal(t, amqp091.Table{"x-attempt": int64(2)}, got)
 }
+
+// A link that goes silent without closing is given up after three heartbeats.
+func TestSilentLinkIsGivenUp(t *testing.T) {
+	t.Parallel()
+	b := connect(t)
+	q := b.queue(nil)
+	px := newProxy(t, b.url)
+	p, st := startPublisher(t, Config{URLs: []string{px.url}, Heartbeat: time.Second})
+	st.await(t, StateConnected)
+	px.hold()
+	err := p.Publish(t.Context(), messages("", q, 1))[0] // long before the confirm timeout
+	require.ErrorIs(t, err, ErrUnconfirmed)
+	require.ErrorContains(t, err, "connection closed")
+	st.await(t, StateLost)
+	px.release()
+	st.await(t, StateConnected)
+}
+
+// However the link breaks, the answers add up: what is confirmed is stored, what
+// was not sent is not, and nothing is stored twice.
+func TestAnswersAddUpWhileLinksBreak(t *testing.T) {
+	t.Parallel()
+	b := connect(t)
+	q := b.queue(nil)
+	px := newProxy(t, b.url)
+	p, st := startPublisher(t, Config{URLs: []string{px.url}})
+	st.await(t, StateConnected)
+
+	const callers, rounds, batch = 4, 10, 100
+	var mu sync.Mutex
+	answers := make(map[string]error)
+	var wg sync.WaitGroup
+	for c := range callers {
+		wg.Go(func() {
+			for r := range rounds {
+				msgs := messages("", q, batch)
+				for i := range msgs {
+					msgs[i].ID = fmt.Sprintf("%d.%d.%d", c, r, i)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				errs := p.Publish(ctx, msgs)
+				cancel()
+				mu.Lock()
+				for i, err := range errs {
+					answers[msgs[i].ID] = err
+				}
+				if r%3 == c%3 {
+					px.cut()
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	require.Len(t, answers, callers*rounds*batch)
+
+	stored := make(map[string]int)
+	for _, d := range b.take(q) {
+		stored[d.MessageId]++
+	}
+	unknown := 0
+	for id, err := range answers {
+		require.LessOrEqual(t, stored[id], 1, "%s: written twice", id)
+		switch {
+		case err == nil:
+			require.Equal(t, 1, stored[id], "%s: confirmed and not there", id)
+		case errors.Is(err, ErrNotSent):
+			require.Zero(t, stored[id], "%s: said not to be sent", id)
+		default:
+			require.ErrorIs(t, err, ErrUnconfirmed)
+			unknown++
+		}
+	}
+	t.Logf("%d answers, %d unknown, over %d links", len(answers), unknown, px.opened.Load())
+}

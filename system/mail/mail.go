@@ -35,7 +35,8 @@ type EmailSender interface {
 	// Send tries once. beforeCommit is called right before the byte that makes
 	// the mail the server's (the final dot, the last body byte); when it
 	// returns an error the connection is closed without sending that byte and
-	// Send returns a [TransientError] wrapping it: nothing was sent.
+	// Send returns a [TransientError] wrapping it: nothing was sent. It may be
+	// nil. The sender looks at its own deadline once more after it.
 	Send(ctx context.Context, m Message, beforeCommit func() error) (providerID string, err error)
 	// Close ends kept connections.
 	Close() error

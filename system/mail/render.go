@@ -179,8 +179,10 @@ func (r *Renderer) compose(in Rendering, name, subject, text, markup string) ([]
 	sum := sha256.Sum256([]byte(in.DedupeKey))
 	id := hex.EncodeToString(sum[:16])
 	msg := gomail.NewMsg(gomail.WithNoDefaultUserAgent(), gomail.WithBoundary("part-"+id))
-	msg.FromMailAddress(&netmail.Address{Name: r.cfg.FromName, Address: r.cfg.From})
-	msg.ToMailAddress(&netmail.Address{Name: name, Address: in.To})
+	msg.FromMailAddress(&netmail.Address{Name: strings.ReplaceAll(oneLine(r.cfg.FromName), `\`, "/"), Address: r.cfg.From})
+	// net/mail leaves a backslash in an encoded word, and then cannot read what
+	// it wrote.
+	msg.ToMailAddress(&netmail.Address{Name: strings.ReplaceAll(name, `\`, "/"), Address: in.To})
 	msg.Subject(subject)
 	msg.SetMessageIDWithValue(id + "@" + r.cfg.Domain)
 	msg.SetDateWithValue(in.Date.UTC())

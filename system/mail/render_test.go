@@ -202,7 +202,7 @@ func TestNothingFromTheEventBecomesAHeader(t *testing.T) {
 		rapid.SampledFrom([]string{
 			"x\r\nBcc: evil@example.net", "x\nX-Dedupe-Key: other", "x\r\r\n\n\r\nbody", "\r\n.\r\nMAIL FROM:<e@x>",
 			`"><script>alert(1)</script>`, `Bob" <evil@example.net>, "`, "a,b;c:d<e@f>", "=?utf-8?q?=0D=0ABcc:_e@x?=",
-			"--part-", "{{.BookingID}}", "\u2028Bcc: e@x", "\u202Egnp.exe", strings.Repeat("long ", 500), "\x00\x1b[31m", "\xff\xfe",
+			"--part-", "{{.BookingID}}", "\u2028Bcc: e@x", "\u202Egnp.exe", strings.Repeat("long ", 500), "\x00\x1b[31m", "\xff\xfe", `\À`, `\`, `"\`,
 		}),
 	)
 	r := renderer(t)

@@ -112,7 +112,7 @@ func clip(b []byte) string {
 // Exim, Sendmail, SES and others write it; else the whole text serves.
 var queueID = []*regexp.Regexp{
 	regexp.MustCompile(`(?i)\bqueued as ([[:graph:]]+)`),
-	regexp.MustCompile(`(?i)\bid[=:] ?<?([^\s>]+)`),
+	regexp.MustCompile(`(?i)id[=:] ?<?([^\s>,]+)`),
 	regexp.MustCompile(`(?i)^([[:alnum:]]{8,}) message accepted`),
 	regexp.MustCompile(`(?i)^ok:? ([[:alnum:]][[:alnum:]-]{11,})$`),
 }
