@@ -19,10 +19,13 @@ import (
 const requestTimeout = 10 * time.Second
 
 // client speaks to bookingd as its customers' front end would.
+//
+// It keeps to one process until that does not answer, as a load balancer's
+// health check would have it.
 type client struct {
 	http *http.Client
 	to   []*program
-	next atomic.Uint64
+	turn atomic.Uint64 // rises each time a process did not answer
 }
 
 func newClient(to []*program) *client {
@@ -47,7 +50,8 @@ func unknown(format string, a ...any) answer {
 
 // post sends one request and says truthfully what became of it.
 func (c *client) post(ctx context.Context, path string, body any) answer {
-	addr := c.pick()
+	turn := c.turn.Load()
+	addr := c.pick(turn)
 	if addr == "" {
 		return failed("no booking process listens")
 	}
@@ -62,6 +66,7 @@ func (c *client) post(ctx context.Context, path string, body any) answer {
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := c.http.Do(req)
 	if err != nil {
+		c.turn.CompareAndSwap(turn, turn+1) // once for all requests that met the same silence
 		if neverSent(err) {
 			return failed("%w", err)
 		}
@@ -71,11 +76,10 @@ func (c *client) post(ctx context.Context, path string, body any) answer {
 	return judge(resp)
 }
 
-// pick takes the listening processes in turn.
-func (c *client) pick() string {
-	n := int(c.next.Add(1))
+// pick is the process whose turn it is, or the next one that listens.
+func (c *client) pick(turn uint64) string {
 	for i := range c.to {
-		if addr := c.to[(n+i)%len(c.to)].addr(); addr != "" {
+		if addr := c.to[(int(turn)+i)%len(c.to)].addr(); addr != "" {
 			return addr
 		}
 	}

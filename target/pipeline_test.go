@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,8 +36,15 @@ type parts struct {
 
 var shared parts
 
+// orphanEnv turns the test binary into a harness that starts one program, writes
+// its pid to the file named, and waits to be killed.
+const orphanEnv = "TARGET_TEST_ORPHAN"
+
 func TestMain(m *testing.M) {
 	guardian.MaybeRun()
+	if path := os.Getenv(orphanEnv); path != "" {
+		os.Exit(target.MakeOrphan(path))
+	}
 	code := m.Run()
 	if err := shared.stop(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -298,4 +306,83 @@ func TestStartFailureIsExplained(t *testing.T) {
 	_, err = target.StartPipeline(t.Context(), cfg)
 	require.ErrorContains(t, err, "Stack")
 	require.ErrorContains(t, err, "Name")
+}
+
+// LAB-T4 with the outbox: Kafka is dead while bookings are confirmed, and the
+// clients do not notice; when it is back every mail goes out.
+func TestKafkaDeadWhileConfirming(t *testing.T) {
+	server := mailServer(t)
+	p := start(t, config(t, "nokafka", server, &journal{}))
+	ctx, kafka := t.Context(), shared.stack.Kafka()
+	require.NoError(t, kafka.Kill(ctx))
+	defer func() {
+		if !kafka.Running() {
+			require.NoError(t, kafka.Restart(context.Background()))
+		}
+	}()
+	keys := confirm(t, p, 10)
+	pending, err := p.Pending(ctx)
+	require.NoError(t, err)
+	require.Len(t, pending, 10)
+	require.Contains(t, pending[keys[0]], "in the outbox")
+	require.NoError(t, kafka.Restart(ctx))
+	settle(t, p)
+	for _, k := range keys {
+		require.Equal(t, 1, server.Verdict(k).Copies, k)
+	}
+}
+
+// Two booking services: the one whose relay leads is stopped, and keeps its
+// connections; what the other confirms is published all the same.
+func TestRelayOfAStoppedProcessIsReplaced(t *testing.T) {
+	server := mailServer(t)
+	cfg := config(t, "standby", server, &journal{})
+	cfg.BookingdCount, cfg.RelaySessionTimeout = 2, 2*time.Second
+	p := start(t, cfg)
+	keys := confirm(t, p, 4)
+	settle(t, p)
+	leader := p.Processes()[slices.IndexFunc(p.Processes(), func(proc target.Process) bool {
+		log, err := os.ReadFile(proc.Log())
+		return err == nil && strings.Contains(string(log), "outbox relay leads")
+	})]
+	require.NoError(t, leader.Pause(t.Context()))
+	confirmed := 0
+	for i := 0; confirmed < 4; i++ {
+		require.Less(t, i, 20)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		id := fmt.Sprintf("late%d", i)
+		if p.Confirm(ctx, id, id+"@example.test") == history.OpOK {
+			confirmed++
+			keys = append(keys, p.Key(id, 1))
+		}
+		cancel()
+	}
+	settle(t, p)
+	require.NoError(t, leader.Resume(t.Context()))
+	for _, k := range keys {
+		require.Equal(t, 1, server.Verdict(k).Copies, k)
+	}
+}
+
+// A harness that is killed leaves no process behind, even one that it had not
+// handed to the guardian yet.
+func TestProgramsDieWithTheHarness(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "pid")
+	harness := exec.Command(os.Args[0])
+	harness.Env = append(os.Environ(), orphanEnv+"="+path)
+	require.NoError(t, harness.Start())
+	var pid int
+	require.Eventually(t, func() bool {
+		body, err := os.ReadFile(path)
+		if err != nil {
+			return false
+		}
+		_, err = fmt.Sscanf(string(body), "%d\n", &pid)
+		return err == nil
+	}, 20*time.Second, 10*time.Millisecond)
+	require.NoError(t, syscall.Kill(pid, 0))
+	require.NoError(t, harness.Process.Kill())
+	_ = harness.Wait() // killed, as asked
+	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }, 10*time.Second, 10*time.Millisecond)
 }

@@ -1,8 +1,13 @@
 // Command bookingd keeps bookings, answers clients over HTTP, and publishes what
 // happens to bookings through its outbox.
 //
-//	bookingd serve     the service; "bookingd config" lists its environment
+//	bookingd           the service (also "bookingd serve")
 //	bookingd migrate   bring the database up to date
+//	bookingd config    list the environment variables
+//
+// On stdout it writes JSON lines: {"msg":"listening","addr":…} once HTTP answers
+// and {"msg":"ready"} once bookings can be made. SIGTERM and SIGINT drain; a
+// second one stops at once.
 package main
 
 import (
@@ -34,22 +39,15 @@ func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "bookingd",
 		Short:         "The booking service: bookings over HTTP, events through an outbox",
+		Args:          cobra.NoArgs,
+		RunE:          runService,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 	root.AddCommand(
 		&cobra.Command{
-			Use: "serve", Short: "Run the service until SIGTERM", Args: cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				cfg, err := load(nil)
-				if err != nil {
-					return err
-				}
-				if err := failpoint.Check(); err != nil {
-					return err
-				}
-				return serve(cmd.Context(), cfg, logger(cmd.OutOrStdout(), cfg))
-			},
+			Use: "serve", Aliases: []string{"run"}, Short: "Run the service until SIGTERM (as without a command)", Args: cobra.NoArgs,
+			RunE: runService,
 		},
 		&cobra.Command{
 			Use: "migrate", Short: "Bring the database up to date", Args: cobra.NoArgs,
@@ -72,7 +70,19 @@ func command() *cobra.Command {
 			},
 		},
 	)
+	root.CompletionOptions.DisableDefaultCmd = true
 	return root
+}
+
+func runService(cmd *cobra.Command, _ []string) error {
+	cfg, err := load(nil)
+	if err != nil {
+		return err
+	}
+	if err := failpoint.Check(); err != nil {
+		return err
+	}
+	return serve(cmd.Context(), cfg, logger(cmd.OutOrStdout(), cfg))
 }
 
 func logger(w io.Writer, cfg config) *slog.Logger {
