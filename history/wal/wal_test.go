@@ -74,9 +74,6 @@ func start(t testing.TB, pg infra.Postgres, cfg wal.Config) (*wal.Collector, *si
 	t.Helper()
 	s := &sink{}
 	cfg.Database, cfg.URL, cfg.Sink = "shop", pg.URL("shop"), s.add
-	if cfg.Every == 0 {
-		cfg.Every = 50 * time.Millisecond
-	}
 	c, err := wal.Start(t.Context(), cfg)
 	require.NoError(t, err)
 	return c, s
@@ -157,7 +154,7 @@ func requireNoSlots(t *testing.T, conn *pgx.Conn) {
 func testOrder(t *testing.T, pg infra.Postgres) {
 	first, second := connect(t, pg), connect(t, pg)
 	exec(t, first, `CREATE TABLE mails (id int PRIMARY KEY, status text); CREATE TABLE noise (id int)`)
-	c, s := start(t, pg, wal.Config{Tables: []string{"public.mails"}, Chunk: 1})
+	c, s := start(t, pg, wal.Config{Tables: []string{"public.mails"}})
 	exec(t, first, `BEGIN; INSERT INTO mails VALUES (1, 'a')`)
 	exec(t, second, `INSERT INTO mails VALUES (2, 'b'); INSERT INTO noise VALUES (1)`)
 	exec(t, first, `INSERT INTO mails VALUES (3, 'c'); COMMIT`)
@@ -201,8 +198,9 @@ func testSinkFails(t *testing.T, pg infra.Postgres) {
 
 func testSlotGone(t *testing.T, pg infra.Postgres) {
 	conn := connect(t, pg)
-	c, _ := start(t, pg, wal.Config{Tables: []string{"public.mails"}, Every: time.Hour})
-	require.Eventually(t, func() bool { // while the first poll reads it, it cannot be dropped
+	c, _ := start(t, pg, wal.Config{Tables: []string{"public.mails"}})
+	require.Eventually(t, func() bool { // it cannot be dropped while it is read
+		exec(t, conn, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
 		_, err := conn.Exec(t.Context(), "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
 		return err == nil
 	}, 10*time.Second, 10*time.Millisecond)
@@ -227,7 +225,7 @@ func testStopBounded(t *testing.T, pg infra.Postgres) {
 func testKilled(t *testing.T, pg infra.Postgres) {
 	conn := connect(t, pg)
 	exec(t, conn, `CREATE TABLE kept (id bigint PRIMARY KEY)`)
-	c, s := start(t, pg, wal.Config{Tables: []string{"public.kept"}, Every: 5 * time.Millisecond})
+	c, s := start(t, pg, wal.Config{Tables: []string{"public.kept"}})
 	writing, quit := context.WithCancel(t.Context())
 	var writers sync.WaitGroup
 	var acked atomic.Int64
@@ -307,9 +305,8 @@ func BenchmarkCollector(b *testing.B) {
 	exec(b, conn, `SET synchronous_commit = off`)
 	for b.Loop() {
 		b.StopTimer()
-		c, s := start(b, pg, wal.Config{Tables: []string{"public.mails"}, Every: time.Hour})
+		c, s := start(b, pg, wal.Config{Tables: []string{"public.mails"}})
 		exec(b, conn, fmt.Sprintf(`DO $$ BEGIN FOR i IN 1..%d LOOP UPDATE mails SET attempts = i; COMMIT; END LOOP; END $$`, transactions))
-		exec(b, conn, `SET synchronous_commit = on; CREATE TABLE flushed (); DROP TABLE flushed; SET synchronous_commit = off`)
 		b.StartTimer()
 		stop(b, c)
 		b.StopTimer()
