@@ -32,7 +32,7 @@ func checkDeath(e *Evidence, m *Mail, r *report) {
 		r.breach(m.Key, "DEAD after %d of %d attempts, and the receiver never refused it for good", claims, limit)
 		return
 	}
-	if len(m.Attempts) < claims && e.anyFault(e.lifetime(m)) == "" {
+	if len(m.Attempts) < claims && !e.anyFault(e.lifetime(m)) {
 		r.breach(m.Key, "DEAD with %d attempts claimed, but the receiver saw only %d and no fault kept the others away", claims, len(m.Attempts))
 	}
 }
@@ -63,7 +63,7 @@ func checkDeadAlerts(e *Evidence, m *Mail, r *report) {
 		r.breach(m.Key, "%d alerts say that it is dead, and it never was", alerts)
 		return
 	}
-	if alerts > deaths && e.anyFault(e.lifetime(m)) == "" {
+	if alerts > deaths && !e.workerStruck(e.lifetime(m)) {
 		r.breach(m.Key, "%d alerts for %d deaths, and no fault explains a repeat", alerts, deaths)
 	}
 }

@@ -268,12 +268,20 @@ func goldens() []golden {
 		{invariant: "unknown-justified", name: "refused, and called unknown", mode: hold, text: "every attempt was answered", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 later")).unknown()
 		})},
+		{invariant: "unknown-justified", name: "accepted, and called unknown while others lost their answer", mode: hold, text: "every attempt was answered", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try().unknown()
+			m.w.fault("lose-250", "smtp server", time.Second)
+		})},
 		{invariant: "unknown-justified", name: "given up too early", mode: resend, text: "policy resend tries again", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(lost250).unknown()
 		})},
 		// dead-justified
 		{invariant: "dead-justified", name: "given up too early", mode: hold, text: "after 1 of 3", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 later")).dead()
+		})},
+		{invariant: "dead-justified", name: "a limit of its own", mode: hold, text: "after 1 of 3", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 later")).row["attempt_limit"] = "1"
+			m.dead()
 		})},
 		{invariant: "dead-justified", name: "attempts that nobody saw", mode: hold, text: "saw only 1", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").failed().claimed("notifyd-1.w1").failed().claimed("notifyd-1.w1").try(refuse("451 later")).dead()

@@ -33,23 +33,33 @@ func (e *Evidence) hasUnsettledAttempt(m *Mail) bool {
 	}
 	lease := e.Meta.Lease.Nanoseconds()
 	for i := range m.Moves {
-		if mv := &m.Moves[i]; mv.claim && e.anyFault(mv.At-sameInstant, mv.At+lease) != "" {
+		if mv := &m.Moves[i]; mv.claim && e.workerStruck(mv.At-sameInstant, mv.At+lease) {
 			return true
 		}
 	}
-	return len(m.Moves) == 0 && len(m.Attempts) < m.Rows[0].Attempts && e.anyFault(e.Start, e.End) != ""
+	return len(m.Moves) == 0 && len(m.Attempts) < m.Rows[0].Attempts && e.workerStruck(e.Start, e.End)
 }
 
 // limit is how many attempts the mail may have: the configured number, or what
-// its row says after a replay.
+// a replay or the reconciler raised it to. The row's own word does not count
+// before that.
 func (e *Evidence) limit(m *Mail) int {
 	limit := e.Meta.MaxAttempts
 	for i := range m.Moves {
-		if n, ok := number(m.Moves[i].New, e.Columns.Mails.Limit); ok {
-			limit = int(n)
+		mv := &m.Moves[i]
+		if !revives(mv) {
+			continue
+		}
+		if n, ok := number(mv.New, e.Columns.Mails.Limit); ok {
+			limit = max(limit, int(n))
 		}
 	}
 	return limit
+}
+
+// revives reports a replay, or an absence that was proven.
+func revives(mv *Move) bool {
+	return mv.To == stPending && (mv.From == stDead || mv.From == stUnknown)
 }
 
 func (e *Evidence) usedUp(m *Mail) bool {
@@ -59,7 +69,7 @@ func (e *Evidence) usedUp(m *Mail) bool {
 func replayed(m *Mail, from, to int64) bool {
 	for i := range m.Moves {
 		mv := &m.Moves[i]
-		if mv.To == stPending && (mv.From == stDead || mv.From == stUnknown) && mv.At >= from && mv.At <= to {
+		if revives(mv) && mv.At >= from && mv.At <= to {
 			return true
 		}
 	}

@@ -58,7 +58,7 @@ func (e *Evidence) addProcesses() {
 		}
 	}
 	// "notifyd-10.w3" belongs to notifyd-10, not to notifyd-1.
-	slices.SortFunc(e.processNames, func(a, b string) int { return len(b) - len(a) })
+	slices.SortStableFunc(e.processNames, func(a, b string) int { return len(b) - len(a) })
 }
 
 func (l *life) endPause(at int64) {
@@ -89,19 +89,20 @@ func isWordByte(b byte) bool {
 	return b >= '0' && b <= '9' || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b == '_'
 }
 
-// livesOf are the processes that may have made an attempt: its own, or, when
+// makers are the processes that may have made an attempt: its own, or, when
 // its client's name tells nothing, all.
-func (e *Evidence) livesOf(a *history.Attempt) map[string]*life {
+func (e *Evidence) makers(a *history.Attempt) []string {
 	if name := e.process(a.Client); name != "" {
-		return map[string]*life{name: e.lives[name]}
+		return []string{name}
 	}
-	return e.lives
+	return e.processNames
 }
 
 // death returns a time in [from, to] at which a process that may have made the
 // attempt ended.
 func (e *Evidence) death(a *history.Attempt, from, to int64) (name string, at int64) {
-	for name, l := range e.livesOf(a) {
+	for _, name := range e.makers(a) {
+		l := e.lives[name]
 		i := sort.Search(len(l.deaths), func(i int) bool { return l.deaths[i] >= from })
 		if i < len(l.deaths) && l.deaths[i] <= to {
 			return name, l.deaths[i]
@@ -115,8 +116,8 @@ func (e *Evidence) death(a *history.Attempt, from, to int64) (name string, at in
 // after the lease was over.
 func (e *Evidence) stopped(m *Mail, a *history.Attempt) (name string, s span) {
 	leaseOver := e.leaseStart(m, a) + e.Meta.Lease.Nanoseconds()
-	for name, l := range e.livesOf(a) {
-		for _, s := range l.pauses {
+	for _, name := range e.makers(a) {
+		for _, s := range e.lives[name].pauses {
 			if s.from <= a.To+sameInstant && s.to >= a.From && s.to >= leaseOver-sameInstant {
 				return name, s
 			}
@@ -196,26 +197,21 @@ func (e *Evidence) struckBeforeSettled(m *Mail, a *history.Attempt, until int64)
 	return ""
 }
 
-// anyFault reports a fault or a process's end or stop in [from, to] that could
-// have interrupted a worker.
-func (e *Evidence) anyFault(from, to int64) string {
-	for name, l := range e.lives {
-		for _, at := range l.deaths {
-			if at >= from && at <= to {
-				return fmt.Sprintf("%s was killed at %s", name, e.ms(at))
-			}
-		}
-		for _, s := range l.pauses {
-			if s.from <= to && s.to >= from {
-				return fmt.Sprintf("%s was stopped from %s to %s", name, e.ms(s.from), e.ms(s.to))
-			}
+// workerStruck reports a process's end or stop, or a fault of the database, in
+// [from, to]: what can keep a worker from finishing or writing down a try.
+func (e *Evidence) workerStruck(from, to int64) bool {
+	for _, l := range e.lives {
+		if slices.ContainsFunc(l.deaths, func(at int64) bool { return at >= from && at <= to }) ||
+			slices.ContainsFunc(l.pauses, func(s span) bool { return s.from <= to && s.to >= from }) {
+			return true
 		}
 	}
-	for i := range e.Faults {
-		f := &e.Faults[i]
-		if f.Outcome == history.Installed && f.Start <= to && f.End >= from {
-			return fmt.Sprintf("%s struck %s", f.Name, f.Target)
-		}
-	}
-	return ""
+	return e.databaseStruck(from, to) != nil
+}
+
+// anyFault reports, beside those, any installed fault in [from, to].
+func (e *Evidence) anyFault(from, to int64) bool {
+	return e.workerStruck(from, to) || slices.ContainsFunc(e.Faults, func(f history.Fault) bool {
+		return f.Outcome == history.Installed && f.Start <= to && f.End >= from
+	})
 }
