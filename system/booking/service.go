@@ -62,18 +62,18 @@ RETURNING ` + columns
 
 	// The lock is held until the event is in the outbox: that is what makes ids
 	// and commits agree per booking.
-	lockSQL = getSQL + ` FOR UPDATE`
+	// The time is the database's, of the moment that the row was found.
+	lockSQL = `SELECT ` + columns + `, clock_timestamp() FROM bookings WHERE id = $1 FOR UPDATE`
 
-	moveSQL = `
-UPDATE bookings SET status = $2, generation = $3, updated_at = clock_timestamp()
-WHERE id = $1
-RETURNING ` + columns
+	moveSQL = `UPDATE bookings SET status = $2, generation = $3, updated_at = $4 WHERE id = $1`
 )
 
-func scan(row pgx.Row) (Booking, error) {
+func scan(row pgx.Row, more ...any) (Booking, error) {
 	var b Booking
-	err := row.Scan(&b.ID, &b.Status, &b.Generation, &b.Recipient, &b.Name, &b.Locale, &b.Event, &b.Seats,
-		&b.Amount, &b.Currency, &b.CreatedAt, &b.UpdatedAt)
+	err := row.Scan(append([]any{
+		&b.ID, &b.Status, &b.Generation, &b.Recipient, &b.Name, &b.Locale, &b.Event, &b.Seats,
+		&b.Amount, &b.Currency, &b.CreatedAt, &b.UpdatedAt,
+	}, more...)...)
 	return b, err
 }
 
@@ -177,7 +177,8 @@ func (s *Service) Do(ctx context.Context, op Op, id string, seen int) (b Booking
 }
 
 func (s *Service) do(ctx context.Context, tx pgx.Tx, op Op, id string, seen int) (Booking, bool, error) {
-	b, err := scan(tx.QueryRow(ctx, lockSQL, id))
+	var now time.Time
+	b, err := scan(tx.QueryRow(ctx, lockSQL, id), &now)
 	if err := found(id, err); err != nil {
 		return Booking{}, false, err
 	}
@@ -185,12 +186,14 @@ func (s *Service) do(ctx context.Context, tx pgx.Tx, op Op, id string, seen int)
 	if err != nil || step == nil {
 		return b, false, err
 	}
-	b, err = scan(tx.QueryRow(ctx, moveSQL, id, step.status, step.generation))
-	if err != nil {
-		return Booking{}, false, fmt.Errorf("%s %s: %w", op, id, err)
-	}
-	if _, err := outbox.Write(ctx, tx, s.event(b, step.event)); err != nil {
+	b.Status, b.Generation, b.UpdatedAt = step.status, step.generation, now
+	var batch pgx.Batch // one round trip for both while the row is locked
+	batch.Queue(moveSQL, b.ID, b.Status, b.Generation, b.UpdatedAt)
+	if _, err := outbox.Queue(&batch, s.event(b, step.event)); err != nil {
 		return Booking{}, false, err
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return Booking{}, false, fmt.Errorf("%s %s: %w", op, id, err)
 	}
 	return b, true, nil
 }
