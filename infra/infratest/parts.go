@@ -17,23 +17,44 @@ import (
 	"mailproof/infra"
 )
 
-// processState is the letter of proc(5).
-func processState(t *testing.T, pid int) string {
+// States of proc(5), as far as they matter.
+const (
+	alive  = "RSDI" // runs or waits
+	halted = "T"
+	zombie = "Z"
+)
+
+// requireState checks what the kernel says of a node's process.
+func (s *suite) requireState(t *testing.T, n infra.Node, letters string) {
 	t.Helper()
-	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
-	require.NoError(t, err)
-	_, after, ok := strings.Cut(string(status), "\nState:\t")
-	require.True(t, ok)
-	return after[:1]
+	if !s.features.PIDs {
+		return
+	}
+	require.Positive(t, n.PID(), n.Name())
+	state, ok := processState(n.PID())
+	require.True(t, ok, "%s has no process %d", n.Name(), n.PID())
+	require.Contains(t, letters, state, n.Name())
 }
 
 // requireGone accepts a zombie: who reaps it is not the provider's to choose.
-func requireGone(t *testing.T, pid int) {
+func (s *suite) requireGone(t *testing.T, pid int) {
 	t.Helper()
-	if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); os.IsNotExist(err) {
+	if !s.features.PIDs {
 		return
 	}
-	require.Equal(t, "Z", processState(t, pid), "process %d is left", pid)
+	if state, ok := processState(pid); ok {
+		require.Equal(t, zombie, state, "process %d is left", pid)
+	}
+}
+
+// processState is a letter; ok is false when there is no such process.
+func processState(pid int) (letter string, ok bool) {
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		return "", false
+	}
+	_, after, ok := strings.Cut(string(status), "\nState:\t")
+	return after[:min(1, len(after))], ok
 }
 
 // eventually repeats ask until it succeeds; the last error is the finding.
@@ -105,10 +126,10 @@ func (s *suite) postgresKilled(t *testing.T) {
 	var backend int
 	require.NoError(t, conn.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&backend))
 
-	kill(t, pg)
-	requireGone(t, backend) // a backend that outlives its postmaster could still commit
+	s.kill(t, pg)
+	s.requireGone(t, backend) // a backend that outlives its postmaster could still commit
 	require.Error(t, conn.Ping(ctx))
-	restart(t, pg)
+	s.restart(t, pg)
 	got, err := s.query(ctx, "postgres", "SELECT n::text FROM kept")
 	require.NoError(t, err)
 	require.Equal(t, "42", got)
@@ -123,7 +144,7 @@ func (s *suite) postgresPaused(t *testing.T) {
 	require.NoError(t, err)
 	defer conn.Close(context.Background())
 
-	pause(t, pg)
+	s.pause(t, pg)
 	answered := make(chan error, 1)
 	go func() {
 		var one int
@@ -134,7 +155,7 @@ func (s *suite) postgresPaused(t *testing.T) {
 		require.Fail(t, "an open session must hang while the server is paused", "%v", err)
 	case <-time.After(500 * time.Millisecond): // an absence has no event to wait for
 	}
-	resume(t, pg)
+	s.resume(t, pg)
 	require.NoError(t, <-answered, "the session goes on")
 }
 
@@ -335,12 +356,12 @@ func (s *suite) leaderKilled(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, publish(t.Context(), other, "confirmed before"))
 
-	kill(t, leader)
+	s.kill(t, leader)
 	eventually(t, "a publish after the leader's end", func(ctx context.Context) error {
 		return publish(ctx, other, "confirmed after")
 	})
 	next := s.nextLeader(t, leader)
-	restart(t, leader)
+	s.restart(t, leader)
 	s.awaitOnline(t)
 	bodies, err := take(s.otherURL(next))
 	require.NoError(t, err)
@@ -374,7 +395,7 @@ func (s *suite) leaderPaused(t *testing.T) {
 	defer p.close()
 	require.NoError(t, p.publish(t.Context(), "confirmed before"))
 
-	pause(t, leader)
+	s.pause(t, leader)
 	began := time.Now()
 	_, err = s.stack.RabbitMQ().Queues(t.Context(), s.vhost)
 	require.NoError(t, err, "the list must not wait for the paused node")
@@ -384,7 +405,7 @@ func (s *suite) leaderPaused(t *testing.T) {
 	require.NoError(t, p.publish(ctx, "confirmed meanwhile"))
 	t.Logf("confirmed %.1f s after the pause", time.Since(began).Seconds())
 	next := s.nextLeader(t, leader)
-	resume(t, leader)
+	s.resume(t, leader)
 	s.awaitOnline(t)
 	bodies, err := take(s.otherURL(next))
 	require.NoError(t, err)
@@ -439,8 +460,8 @@ func (s *suite) kafkaKilled(t *testing.T) {
 		return
 	}
 	require.NoError(t, s.produce(t.Context(), topic, "before SIGKILL"))
-	kill(t, k)
-	restart(t, k)
+	s.kill(t, k)
+	s.restart(t, k)
 	eventually(t, "a record after the restart", func(ctx context.Context) error {
 		return s.produce(ctx, topic, "after SIGKILL")
 	})
@@ -452,11 +473,11 @@ func (s *suite) kafkaPaused(t *testing.T) {
 	if s.refuses(t, k) {
 		return
 	}
-	pause(t, k)
+	s.pause(t, k)
 	short, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	require.Error(t, s.produce(short, topic, "never acknowledged"))
-	resume(t, k)
+	s.resume(t, k)
 	eventually(t, "a record after the pause", func(ctx context.Context) error {
 		return s.produce(ctx, topic, "after the pause")
 	})

@@ -30,6 +30,9 @@ func runHarness() error {
 	if err != nil {
 		return err
 	}
+	if err := checkPIDs(stack); err != nil {
+		return err
+	}
 	own := exec.Command("/bin/sleep", "1000")
 	if err := own.Start(); err != nil {
 		return err
@@ -39,6 +42,28 @@ func runHarness() error {
 	}
 	fmt.Println("ready")
 	select {}
+}
+
+// checkPIDs makes sure that a node's pid is that of the server itself, and not of
+// a shell or launcher before it: a signal would hit the wrong process.
+func checkPIDs(stack infra.Stack) error {
+	for _, n := range []struct {
+		node infra.Node
+		comm string
+	}{
+		{stack.Postgres(), "postgres"},
+		{stack.RabbitMQ().Nodes()[0], "beam.smp"},
+		{stack.Kafka(), "java"},
+	} {
+		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", n.node.PID()))
+		if err != nil {
+			return err
+		}
+		if got := strings.TrimSpace(string(comm)); got != n.comm {
+			return fmt.Errorf("the pid of %s is that of %q, not of %q", n.node.Name(), got, n.comm)
+		}
+	}
+	return nil
 }
 
 // promised is within what time nothing may be left of a killed harness.

@@ -47,7 +47,7 @@ func TestConformance(t *testing.T) {
 	paths := setup.Locate()
 	require.NotEmpty(t, paths.KafkaLib, "Kafka's jars are missing: run \"mailproof setup\"")
 	require.NotEmpty(t, paths.Java, "Java is missing: run \"mailproof setup\"")
-	infratest.Run(t, New(paths), infratest.Features{Signals: true, Guards: true, KafkaKind: "apache"})
+	infratest.Run(t, New(paths), infratest.Features{Signals: true, PIDs: true, Guards: true, KafkaKind: "apache"})
 	left, err := filepath.Glob(tmp + "/mp-*")
 	require.NoError(t, err)
 	require.Empty(t, left, "data is left")
