@@ -1,6 +1,7 @@
 package verify_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"maps"
 	"path/filepath"
@@ -352,5 +353,73 @@ func BenchmarkLoad50k(b *testing.B) {
 		h, err := history.Load(path)
 		require.NoError(b, err)
 		require.Empty(b, h.Problems)
+	}
+}
+
+// Whatever a file holds, it is judged or refused, never a panic; and one with an
+// unreadable line never passes.
+func TestAnyHistoryIsJudged(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		var lines []any
+		for _, rec := range drawWorld(t).all() {
+			var line any
+			text, err := json.Marshal(rec)
+			require.NoError(t, err)
+			require.NoError(t, json.Unmarshal(text, &line))
+			lines = append(lines, line)
+		}
+		for range rapid.IntRange(1, 6).Draw(t, "edits") {
+			i := rapid.IntRange(0, len(lines)-1).Draw(t, "line")
+			switch rapid.IntRange(0, 3).Draw(t, "edit") {
+			case 0:
+				lines[i] = nil // "null" is a line without a kind
+			case 1:
+				lines = append(lines, lines[i])
+			default:
+				lines[i] = spoil(t, lines[i])
+			}
+		}
+		var file bytes.Buffer
+		enc := json.NewEncoder(&file)
+		for _, line := range lines {
+			require.NoError(t, enc.Encode(line))
+		}
+		h, err := history.Read(&file)
+		require.NoError(t, err)
+		res := verify.Judge(h)
+		if len(h.Problems) > 0 {
+			require.NotEqual(t, verify.Pass, res.Verdict)
+		}
+	})
+}
+
+// spoil replaces one value somewhere inside.
+func spoil(t *rapid.T, v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		if len(v) == 0 {
+			return v
+		}
+		key := rapid.SampledFrom(slices.Sorted(maps.Keys(v))).Draw(t, "member")
+		if rapid.IntRange(0, 4).Draw(t, "drop") == 0 {
+			delete(v, key)
+		} else {
+			v[key] = spoil(t, v[key])
+		}
+		return v
+	case []any:
+		if len(v) == 0 {
+			return v
+		}
+		i := rapid.IntRange(0, len(v)-1).Draw(t, "element")
+		v[i] = spoil(t, v[i])
+		return v
+	case string:
+		return rapid.SampledFrom([]string{"", "SENDING", "PENDING", "DEAD", "sent", "ticket:b0000", "2026-13-01", "-1", "9e99"}).Draw(t, "text")
+	case bool:
+		return !v
+	default:
+		return rapid.SampledFrom([]any{nil, 0, -1, 1, int64(1) << 62, 0.5, "x", []any{}, map[string]any{}}).Draw(t, "value")
 	}
 }
