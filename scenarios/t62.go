@@ -23,7 +23,7 @@ func killedWhileSending() Scenario {
 		Floors:     history.Floors{Confirmed: 500, Faults: 2},
 		Invariants: everyMail(),
 		System:     fast(),
-		Load:       Load{Baseline: 30, Bookings: 520, PerSecond: 14},
+		Load:       Load{Baseline: 30, Bookings: 520, PerSecond: 18},
 		Expect:     75 * time.Second,
 		Quiesce:    90 * time.Second,
 		FaultNames: []string{"kill-while-held", "kill-at-random"},
@@ -32,8 +32,8 @@ func killedWhileSending() Scenario {
 			one := new(sync.Mutex)
 			r := b.Rand("kills")
 			return []faults.Fault{
-				faults.NewKillWhileHeld(b.Parts.Mail, victim, drawStrikes(r), drawGap(r, 100*time.Millisecond, 400*time.Millisecond), one),
-				faults.NewKillAtRandom(victim, drawGaps(b.Rand("random kills"), 4, 2*time.Second, 8*time.Second), one),
+				faults.NewKillWhileHeld(b.Parts.Mail, victim, drawStrikes(r), drawGap(r, 200*time.Millisecond, time.Second), one),
+				faults.NewKillAtRandom(victim, drawGaps(b.Rand("random kills"), 4, 2*time.Second, 7*time.Second), one),
 			}
 		},
 	}

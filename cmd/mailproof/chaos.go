@@ -191,6 +191,11 @@ func closing(out io.Writer, dir string, sum reports.Summary) {
 	fmt.Fprintln(out)
 	reports.Table(out, sum, t.colours, t.width)
 	for _, sc := range sum.Scenarios {
+		for _, fault := range sc.Faults {
+			if fault.Witness == "" && fault.Reason != "" {
+				fmt.Fprintf(out, "%s/%s fault %s: %s\n", sc.Name, sc.Policy, fault.Name, fault.Reason)
+			}
+		}
 		for i, finding := range sc.Findings {
 			if i == maxFindingLines {
 				fmt.Fprintf(out, "  … and %d more findings in %s/%s\n", len(sc.Findings)-i, sc.Name, sc.Policy)

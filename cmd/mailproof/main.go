@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"mailproof/fakes/cli"
 	"mailproof/infra/guardian"
 	"mailproof/verify"
 )
@@ -44,11 +45,15 @@ func run(args []string) int {
 // exitCode of the binary: a verdict's own, else that of a harness error.
 func exitCode(err error, stderr interface{ WriteString(string) (int, error) }) int {
 	var v verdictError
+	var judged cli.Verdict
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &v):
 		return v.verdict.ExitCode()
+	case errors.As(err, &judged):
+		_, _ = stderr.WriteString(judged.Text + "\n")
+		return judged.Code
 	case errors.Is(err, errInterrupted):
 		return verify.Unknown.ExitCode()
 	}
@@ -95,5 +100,6 @@ Exit codes: 0 pass or skipped, 1 fail, 2 unknown, 3 invalid, 4 harness error.`,
 	root.AddCommand(
 		chaosCommand(binary), checkCommand(), doctorCommand(), setupCommand(), versionCommand(),
 	)
+	root.AddCommand(cli.Commands()...)
 	return root
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"mailproof/fakes/cli"
 	"mailproof/infra/guardian"
 	"mailproof/reports"
 	"mailproof/scenarios"
@@ -34,6 +35,7 @@ func TestExitCodes(t *testing.T) {
 		{verdictError{verify.HarnessError}, 4},
 		{errors.Join(verdictError{verify.Fail}, errors.New("stopping")), 1},
 		{fmt.Errorf("start: %w", errInterrupted), 2},
+		{cli.Verdict{Code: 3, Text: "nothing to judge"}, 3},
 		{errors.New("no Postgres server"), 4},
 	} {
 		var out strings.Builder
