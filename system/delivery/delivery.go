@@ -297,7 +297,8 @@ func (s *Store) lookAtInserted(ctx context.Context, rows []NewRow, others []int,
 	return nil
 }
 
-// newColumns turns rows into the arrays that one statement takes.
+// insertColumns are the arrays that the insert statement takes, one element for
+// each row.
 type insertColumns struct {
 	ids                                                           []uuid.UUID
 	keys, bookings, events, types, channels, recipients, payloads []string

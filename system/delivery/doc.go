@@ -62,9 +62,11 @@
 //
 // These are checked, for every policy, over all states that two workers, the
 // receiver, the sweeper and the reconciler can reach in any order
-// (search_test.go), each guard is shown to be needed by taking it away there,
-// and the statements are compared with that model on a real Postgres
-// (differential_test.go).
+// (search_test.go); each guard is shown to be needed by taking it away there
+// (two stand behind another guard, and are taken away together with it); and
+// the statements are compared with that model on a real Postgres
+// (differential_test.go). Where the table meets the clock of a lease, a takeover
+// after a restart of the database and the sweeper's grace, store_test.go looks.
 //
 // Only the database's clock is used. Package delivery imports system/contract
 // and nothing else of this module; it knows neither brokers nor senders.
