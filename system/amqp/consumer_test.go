@@ -64,7 +64,7 @@ func TestConsumeAcksEverything(t *testing.T) {
 	r.stop()
 	require.NoError(t, <-r.done)
 	require.False(t, r.Connected())
-	require.Empty(t, b.take(q), "nothing was left unacked")
+	require.Empty(t, b.leftover(q), "nothing was left unacked")
 	for id, times := range seen {
 		require.Equal(t, 1, times, id)
 	}
@@ -148,7 +148,7 @@ func TestStaleAckTouchesNothing(t *testing.T) {
 	r.stop()
 	require.NoError(t, <-r.done)
 	var left []string
-	for _, d := range b.take(q) {
+	for _, d := range b.leftover(q) {
 		left = append(left, d.MessageId)
 	}
 	require.ElementsMatch(t, []string{"m2", "m3", "m4"}, left)
@@ -189,7 +189,7 @@ func TestConsumerSurvivesCuts(t *testing.T) {
 	eventually(t, "all are handled", func() bool { mu.Lock(); defer mu.Unlock(); return len(acked) == n })
 	r.stop()
 	require.NoError(t, <-r.done)
-	require.Empty(t, b.take(q))
+	require.Empty(t, b.leftover(q))
 }
 
 func TestConsumerIsNotReadyWithoutABroker(t *testing.T) {
@@ -258,7 +258,7 @@ func TestStopGivesUnseenDeliveriesBackAtOnce(t *testing.T) {
 	eventually(t, "nine are back while the handler still runs", func() bool { return b.ready(q) == 9 })
 	close(gate)
 	require.NoError(t, <-r.done)
-	for _, left := range b.take(q) {
+	for _, left := range b.leftover(q) {
 		require.NotEqual(t, d.MessageID, left.MessageId)
 	}
 }
@@ -278,7 +278,7 @@ func TestDrainEndsWithACancelledContext(t *testing.T) {
 	r.stop()
 	require.NoError(t, <-r.done)
 	require.ErrorIs(t, <-cause, context.Canceled)
-	require.Len(t, b.take(q), 1, "not acked, so it comes again")
+	require.Len(t, b.leftover(q), 1, "not acked, so it comes again")
 }
 
 func TestDrainTellsOfHandlersThatDoNotReturn(t *testing.T) {
@@ -325,7 +325,7 @@ func TestUnackedDeliveryComesAgainAfterTheGrace(t *testing.T) {
 	require.EqualValues(t, 1, second.DeliveryCount)
 	r.stop()
 	require.NoError(t, <-r.done)
-	require.Empty(t, b.take(q))
+	require.Empty(t, b.leftover(q))
 	require.EqualValues(t, 1, px.opened.Load(), "the other consumer's connection was left alone")
 }
 
