@@ -69,6 +69,14 @@ func (c *Consumer) Run(ctx context.Context) error {
 		// A topic that is made after the start must not stay unseen for the
 		// default of five minutes.
 		kgo.MetadataMaxAge(10*time.Second),
+		// After a leader change the new one is looked for at this pace; the
+		// default of 5 s would be the outage.
+		kgo.MetadataMinAge(250*time.Millisecond),
+		// One fetch at a time is asked of a broker. The first one after a restart
+		// can go out before the offsets of all partitions are known, and while it
+		// waits for data the others are not read: with the default of 5 s that
+		// was seen between a restart and its first event.
+		kgo.FetchMaxWait(500*time.Millisecond),
 		// A group without a commit starts with the oldest event: a mail too
 		// many is absorbed by the row, a mail too few by nothing.
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
