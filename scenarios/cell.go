@@ -63,11 +63,13 @@ func (x *cellRun) run(ctx context.Context) reports.Scenario {
 	err := guard("phases", func() error { return x.phases(ctx) })
 	err = errors.Join(err, guard("heal", func() error { return x.heal(ctx) }))
 	x.noteError(err)
-	x.noteError(guard("saving the evidence", func() error { return x.save(ctx) }))
-	x.noteError(guard("stop", func() error { return x.close(ctx) }))
+	if ctx.Err() == nil {
+		x.noteError(guard("saving the evidence", func() error { return x.save(ctx) }))
+	}
+	x.noteError(guard("stop", func() error { return errors.Join(x.close(ctx), x.journal.Close()) }))
 	stopWatch()
 	if ctx.Err() != nil {
-		return x.interrupted(ctx)
+		return x.interrupted()
 	}
 	if err := x.own.save(x.dir); err != nil {
 		return x.broken(ctx, err)
@@ -293,14 +295,16 @@ func (x *cellRun) noteError(err error) {
 // broken is the result of a cell that could not be run or judged.
 func (x *cellRun) broken(ctx context.Context, err error) reports.Scenario {
 	if ctx.Err() != nil {
-		return x.interrupted(ctx)
+		return x.interrupted()
 	}
 	return reports.Scenario{Verdict: verify.HarnessError, Findings: append(x.own.Findings, harnessError(err))}
 }
 
-func (x *cellRun) interrupted(ctx context.Context) reports.Scenario {
+// interrupted is the result of a cell that the user cut short: what it left is
+// not whole, and is not judged.
+func (x *cellRun) interrupted() reports.Scenario {
 	return reports.Scenario{Verdict: verify.Unknown, Findings: []verify.Finding{{
-		Invariant: "harness", Verdict: verify.Unknown, Text: "interrupted: " + context.Cause(ctx).Error(),
+		Invariant: "harness", Verdict: verify.Unknown, Text: "the run was interrupted before it could be judged",
 	}}}
 }
 

@@ -67,6 +67,8 @@ type fakeTarget struct {
 	settle time.Duration
 	// unsure makes the first answer for each booking unknown.
 	unsure bool
+	// twice makes the far side keep a second copy of the first mail.
+	twice bool
 	// reason of a mail that waits; it may change with each call.
 	reason func(booking string) string
 	closed bool
@@ -149,6 +151,11 @@ func (t *fakeTarget) ledger() []history.Record {
 			ID: int64(i + 1), Transport: "smtp", Client: "fake", Key: t.Key(booking, 1), MessageID: "<" + booking + "@x>",
 			Recipient: m.recipient, From: at - 1, DotAt: at, To: at, Stage: "replied", Stored: true, ReplyWritten: true, Reply: "250 ok",
 		}})
+		if t.twice && i == 0 {
+			second := *records[0].Attempt
+			second.ID, second.From, second.DotAt, second.To = 1000, at+1, at+2, at+2
+			records = append(records, history.Record{T: at + 2, Kind: history.KindAttempt, Attempt: &second})
+		}
 	}
 	return records
 }
@@ -361,6 +368,17 @@ func TestFaultThatIsNotAvailableIsSkippedAndMissesTheFloor(t *testing.T) {
 	f := loadCell(t, dir).Faults[0]
 	require.Equal(t, history.Skipped, f.Outcome)
 	require.Equal(t, "no such part here", f.Reason)
+}
+
+// The canary: a defect that a harness must never miss.
+func TestCanaryDuplicateIsRed(t *testing.T) {
+	lab := &fakeLab{settle: 100 * time.Millisecond, adjust: func(f *fakeTarget) { f.twice = true }}
+	sum, _ := inBubble(t, lab, small(), nil)
+	require.Equal(t, verify.Fail, sum.Verdict)
+	all := findings(only(t, sum), verify.Fail)
+	require.NotEmpty(t, all)
+	require.Contains(t, all[0], "at-most-one ticket:")
+	require.NotEmpty(t, only(t, sum).Findings[0].Story, "a finding tells the mail's story")
 }
 
 func TestStalledSystemFailsWithTheReasonOfEachMail(t *testing.T) {
