@@ -296,9 +296,14 @@ func goldens() []golden {
 			m.confirmed().claimed("notifyd-1.w1").try(refuse("550 no")).dead().alerts = []string{"mail-dead", "mail-dead"}
 		})},
 		// quiesced
-		{invariant: "quiesced", name: "stalled", mode: hold, text: "stalled for", build: one(func(m *mail) {
+		{invariant: "nothing-lost", name: "stalled", mode: hold, text: "stalled for", build: one(func(m *mail) {
 			m.delivered()
 			m.w.mail("b2").confirmed()
+			m.w.pass(time.Minute)
+		})},
+		{invariant: "quiesced", name: "delivered and stalled", mode: hold, text: "stalled for", build: one(func(m *mail) {
+			m.delivered()
+			m.w.mail("b2").confirmed().claimed("notifyd-1.w1").try()
 			m.w.pass(time.Minute)
 		})},
 		{invariant: "quiesced", name: "still moving", mode: hold, verdict: verify.Unknown, text: "still moving", build: one(func(m *mail) {
@@ -310,7 +315,7 @@ func goldens() []golden {
 			m.w.pass(time.Minute)
 			m.w.mail("b2").delivered()
 		})},
-		{invariant: "quiesced", name: "a mail that loops does not count as draining", mode: hold, text: "stalled for", build: func(w *world) {
+		{invariant: "nothing-lost", name: "a mail that loops does not count as draining", mode: hold, text: "stalled for", build: func(w *world) {
 			w.mail("b0").delivered()
 			w.mail("b1").confirmed()
 			w.pass(time.Minute)

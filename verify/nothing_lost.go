@@ -4,7 +4,7 @@ import "mailproof/history"
 
 var nothingLost = rule{
 	name:      "nothing-lost",
-	statement: "Every confirmed mail is delivered, or cancelled on request, or visible: DEAD with its dead letter and alert; UNKNOWN, EXPIRED, a dead outbox row or a parked event, each with an alert.",
+	statement: "Every confirmed mail is delivered, or cancelled on request, or visible: DEAD with its dead letter and alert; UNKNOWN, EXPIRED, a dead outbox row or a parked event, each with an alert. One that waits and that nothing moves any more is none of these.",
 	check: func(e *Evidence, r *report) {
 		e.mails(func(m *Mail) {
 			switch m.Asked() {
@@ -43,8 +43,12 @@ func (e *Evidence) lost(m *Mail) (bool, string) {
 	if asked != history.OpOK && (asked != history.OpUnknown || len(m.Rows)+len(m.Outbox) == 0) {
 		return false, ""
 	}
-	if m.Delivered() || e.waiting(m) || m.discarded() {
-		return false, "" // quiesced judges what still waits, provider-breach what was thrown away
+	if m.Delivered() || m.discarded() {
+		return false, "" // provider-breach judges what was thrown away
+	}
+	if e.waiting(m) {
+		rest := e.unrest(m)
+		return rest.stalled, rest.why // one that still moves is quiesced's
 	}
 	switch m.State() {
 	case dead:
