@@ -146,7 +146,7 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 		Policy: o.Cell.Policy, RetryDelays: o.System.RetryDelays, MaxAttempts: o.System.MaxAttempts,
 		SendDeadline: o.System.SendDeadline, Lease: o.System.Lease,
 		SweepEvery: o.System.SweepEvery, SweepGrace: o.System.SweepGrace,
-		Env: l.env, Record: o.Record,
+		NotifydCount: o.System.MailServices, Env: l.env, Record: o.Record,
 	})
 	if err != nil {
 		return nil, err

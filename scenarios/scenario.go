@@ -88,6 +88,8 @@ type System struct {
 	// SweepGrace is how long a row must have been due before its doorbell
 	// counts as lost.
 	SweepGrace time.Duration
+	// MailServices is the number of processes that send; 0 means one.
+	MailServices int
 }
 
 // Load is the open-loop workload: arrivals keep their schedule whatever the
@@ -148,6 +150,7 @@ func All(d Draw) []Scenario {
 		killedWhileSending(),
 		duplicateEvents(),
 		smtpDown(d),
+		wokenWorker(),
 	}
 }
 
