@@ -35,6 +35,16 @@ const (
 	LaneRefused        Kind = "lane-refused"        // the mail server refuses us
 )
 
+// subject is the log's name for what an alert of this kind is about.
+func (k Kind) subject() string {
+	switch k {
+	case MailDead, MailUnknown, MailExpired:
+		return logging.DedupeKey
+	default:
+		return "subject"
+	}
+}
+
 // Alert is one thing that a person must see.
 type Alert struct {
 	Kind Kind
@@ -114,7 +124,7 @@ func (r *Raiser) RaiseNew(ctx context.Context, alerts ...Alert) (int, error) {
 
 func (r *Raiser) tell(a Alert) {
 	r.count.Alert(string(a.Kind))
-	r.log.Error("alert", "kind", string(a.Kind), logging.DedupeKey, a.Subject, logging.EventID, a.EventID,
+	r.log.Error("alert", "kind", string(a.Kind), a.Kind.subject(), a.Subject, logging.EventID, a.EventID,
 		logging.Attempts, a.Attempts, "detail", a.Detail)
 	if r.hook != nil {
 		r.hook.offer(a)
@@ -133,7 +143,7 @@ func (w *webhook) offer(a Alert) {
 	select {
 	case w.queue <- a:
 	default:
-		w.log.Warn("alert webhook is behind, this alert stands in the table only", "kind", string(a.Kind), logging.DedupeKey, a.Subject)
+		w.log.Warn("alert webhook is behind, this alert stands in the table only", "kind", string(a.Kind), a.Kind.subject(), a.Subject)
 	}
 }
 
@@ -144,7 +154,7 @@ func (w *webhook) run(ctx context.Context) {
 			return
 		case a := <-w.queue:
 			if err := w.post(ctx, a); err != nil && ctx.Err() == nil {
-				w.log.Warn("alert webhook failed, this alert stands in the table only", "kind", string(a.Kind), logging.DedupeKey, a.Subject, "error", err)
+				w.log.Warn("alert webhook failed, this alert stands in the table only", "kind", string(a.Kind), a.Kind.subject(), a.Subject, "error", err)
 			}
 		}
 	}

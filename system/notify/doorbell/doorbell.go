@@ -50,6 +50,19 @@ func Of(r delivery.Row) Bell {
 	return b
 }
 
+// Again is the bell of a message that goes round once more, for a row that
+// waits; attempts is the row's.
+func Again(id uuid.UUID, m contract.Message, t contract.MailType, eventID string, attempts int) (Bell, error) {
+	payload, err := json.Marshal(contract.EventData{Event: m.Data.Event, Seats: m.Data.Seats})
+	if err != nil {
+		return Bell{}, fmt.Errorf("message of %s: %w", m.DedupeKey, err)
+	}
+	return Bell{
+		ID: id, DedupeKey: m.DedupeKey, EventID: eventID, BookingID: m.Data.BookingID, Type: t,
+		Channel: m.Channel, Recipient: m.To, Payload: payload, Attempts: attempts,
+	}, nil
+}
+
 // body is the JSON of requirement M6-07.
 func (b Bell) body() []byte {
 	var data contract.EventData

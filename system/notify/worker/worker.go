@@ -211,9 +211,9 @@ func noRow(err error) bool { return errors.Is(err, delivery.ErrNoRow) }
 func (w *Worker) notWon(ctx context.Context, d *amqp.Delivery, id uuid.UUID, msg contract.Message, c delivery.Claim) error {
 	if !c.Status.Settled() {
 		w.cfg.Metrics.Claim(w.lane, "later")
-		bell := doorbell.Bell{
-			ID: id, DedupeKey: msg.DedupeKey, BookingID: msg.Data.BookingID, Type: w.cfg.Type, Channel: msg.Channel,
-			Recipient: msg.To, Attempts: c.Attempts, EventID: header(d, contract.HeaderEventID),
+		bell, err := doorbell.Again(id, msg, w.cfg.Type, header(d, contract.HeaderEventID), c.Attempts)
+		if err != nil {
+			return err
 		}
 		if err := w.later(ctx, bell, c.Wait); err != nil {
 			return err

@@ -213,7 +213,8 @@ func settledAs(s delivery.Status, wait time.Duration) delivery.Outcome {
 func body(t *testing.T) []byte {
 	b, err := json.Marshal(contract.Message{
 		NotificationID: rowID.String(), DedupeKey: "ticket:b1", Type: contract.TicketConfirmation,
-		Channel: contract.Email, To: "anna@example.test", Data: contract.MessageData{BookingID: "b1"},
+		Channel: contract.Email, To: "anna@example.test", Template: contract.TemplateTicketConfirmed,
+		Data: contract.MessageData{BookingID: "b1", Event: "Concert", Seats: []string{"A1", "A2"}},
 	})
 	require.NoError(t, err)
 	return b
@@ -529,4 +530,13 @@ func TestSuccessorIsWrittenFromTheRow(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, rowID.String(), got.NotificationID)
 	require.Equal(t, []string{"A1"}, got.Data.Seats)
+}
+
+func TestAMessageThatGoesRoundKeepsItsBody(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.claims = []delivery.Claim{{Status: delivery.Failed, Wait: 9 * time.Second, Attempts: 3}}
+	w.run(t, body(t))
+	require.JSONEq(t, string(body(t)), string(w.messages[0].Body))
+	require.Equal(t, int32(3), w.messages[0].Headers[contract.HeaderAttempt])
 }
