@@ -92,6 +92,7 @@ type Ledger struct {
 	copies   map[uint64]uint32
 	deduped  map[uint64]struct{}
 	changed  chan struct{}
+	watched  bool // somebody took changed since it was made
 	totals   Totals
 	sessions sessions
 }
@@ -225,8 +226,15 @@ func (l *Ledger) append(a Attempt) {
 	a.Seq = l.finished.n + 1
 	l.finished.append(a)
 	l.totals.count(a)
+	l.signal()
+}
+
+func (l *Ledger) signal() {
+	if !l.watched {
+		return
+	}
 	close(l.changed)
-	l.changed = make(chan struct{})
+	l.changed, l.watched = make(chan struct{}), false
 }
 
 func (t *Totals) count(a Attempt) {
@@ -348,6 +356,7 @@ func (l *Ledger) batch(seq int64) ([]Attempt, error) {
 func (l *Ledger) Changed() (<-chan struct{}, int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.watched = true
 	return l.changed, l.finished.n
 }
 
@@ -402,8 +411,7 @@ func (l *Ledger) Reset() {
 	clear(l.deduped)
 	l.finished.reset()
 	l.totals, l.sessions, l.nextID = Totals{}, sessions{}, 0
-	close(l.changed)
-	l.changed = make(chan struct{})
+	l.signal()
 }
 
 // Close gives the temporary file back. The rows in memory stay readable.

@@ -215,6 +215,24 @@ func (e *Engine) Decisions(n int64) []Decision {
 	return nil
 }
 
+// Quiet reports whether nothing can strike an event to these recipients: there
+// are no rules, and no address asks for a fault. It is cheap, so that a server
+// need not describe each event for nothing.
+func (e *Engine) Quiet(recipients ...string) bool {
+	if e.active.Load() > 0 {
+		return false
+	}
+	if !e.magic {
+		return true
+	}
+	for _, r := range recipients {
+		if strings.Contains(r, magicMark) {
+			return false
+		}
+	}
+	return true
+}
+
 // Try counts one more try of a subject and returns how many there were. The
 // count starts with the server, whatever the rules.
 func (e *Engine) Try(subject string) int {

@@ -38,6 +38,7 @@ const (
 // waits.
 type conn struct {
 	srv     *Server
+	ip      string   // of the client
 	tcp     net.Conn // the socket
 	rw      net.Conn // the socket, or TLS over it
 	id      int64
@@ -65,6 +66,10 @@ type conn struct {
 	mails     int  // MAIL commands so far
 	errs      int
 
+	readDeadline, writeDeadline time.Time
+	waited                      bool // since the last answer: the client may be gone
+
+	out        []byte // whole answers that wait for the next one
 	reply      []byte // lines of the answer collected so far
 	mods       []script.Action
 	peerClosed bool // the client ended the session
@@ -81,7 +86,8 @@ type conn struct {
 type strike struct{ name, rule string }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	return &conn{srv: s, tcp: nc, rw: nc, br: bufio.NewReaderSize(nc, 4096), since: s.opt.Clock()}
+	ip, _, _ := net.SplitHostPort(nc.RemoteAddr().String())
+	return &conn{srv: s, ip: ip, tcp: nc, rw: nc, br: bufio.NewReaderSize(nc, 4096), since: s.opt.Clock()}
 }
 
 func (c *conn) LocalAddr() net.Addr  { return c.tcp.LocalAddr() }
@@ -152,6 +158,11 @@ func (c *conn) nextCommand() ([]byte, error) {
 // returns nil for them.
 func (c *conn) readLine() ([]byte, error) {
 	var long []byte
+	if !c.moreCommands() {
+		if err := c.flush(); err != nil {
+			return nil, err
+		}
+	}
 	c.patience()
 	for {
 		part, err := c.br.ReadSlice('\n')
@@ -185,13 +196,19 @@ func (c *conn) skipLine() error {
 			return err
 		}
 		if dropped > endless {
-			_ = c.answer(reply{500, "5.5.2", "Line too long, closing"})
-			c.kill(false)
+			c.farewell(reply{500, "5.5.2", "Line too long, closing"})
 			return net.ErrClosed
 		}
 	}
 	_ = c.answer(reply{500, "5.5.2", "Line too long"})
 	return c.countError()
+}
+
+// farewell sends a last answer and closes.
+func (c *conn) farewell(r reply) {
+	c.closeAfter = true
+	_ = c.answer(r)
+	c.kill(false)
 }
 
 // maxErrors of a session, as go-smtp counts them too.
@@ -201,15 +218,24 @@ func (c *conn) countError() error {
 	if c.errs++; c.errs <= maxErrors {
 		return nil
 	}
-	_ = c.answer(reply{421, "4.7.0", "Too many errors"})
-	c.kill(false)
+	c.farewell(reply{421, "4.7.0", "Too many errors"})
 	return net.ErrClosed
 }
 
 // patience sets the deadline for the next bytes.
 func (c *conn) patience() {
 	if c.br.Buffered() == 0 {
-		_ = c.tcp.SetReadDeadline(time.Now().Add(c.srv.opt.IdleTimeout))
+		c.readBy(time.Now().Add(c.srv.opt.IdleTimeout))
+	}
+}
+
+// readBy sets the read deadline, unless the one that stands is as good: moving
+// it costs more than reading a command. It may then come early by a sixteenth
+// of the idle timeout.
+func (c *conn) readBy(t time.Time) {
+	if d := t.Sub(c.readDeadline); d < 0 || d > c.srv.opt.IdleTimeout/16 {
+		_ = c.tcp.SetReadDeadline(t)
+		c.readDeadline = t
 	}
 }
 
@@ -256,8 +282,7 @@ var errEndless = errors.New("body exceeds every bound")
 // rules of stage body strike here.
 func (c *conn) peekBody(limit int) ([]byte, error) {
 	if c.read > 2*c.srv.opt.MaxMessageBytes+1<<20 {
-		_ = c.answer(reply{552, "5.3.4", "Message exceeds every bound, closing"})
-		c.kill(false)
+		c.farewell(reply{552, "5.3.4", "Message exceeds every bound, closing"})
 		return nil, errEndless
 	}
 	if c.tarpit > 0 && c.read > 0 && !c.wait(c.tarpit) {
@@ -290,11 +315,14 @@ func (c *conn) awaitBody() error {
 	if c.br.Buffered() > 0 {
 		return nil
 	}
+	if err := c.flush(); err != nil {
+		return err
+	}
 	deadline := time.Now().Add(c.srv.opt.IdleTimeout)
 	if whole := c.began.Add(c.srv.opt.MailTimeout); whole.Before(deadline) {
 		deadline = whole
 	}
-	_ = c.tcp.SetReadDeadline(deadline)
+	c.readBy(deadline)
 	_, err := c.br.Peek(1)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		// What would follow is the rest of the body: it must not be read as
@@ -302,8 +330,7 @@ func (c *conn) awaitBody() error {
 		if tx := c.tx(); tx != nil {
 			c.endRows(tx)
 		}
-		_ = c.answer(reply{421, "4.4.2", "Timeout inside the mail, closing"})
-		c.kill(false)
+		c.farewell(reply{421, "4.4.2", "Timeout inside the mail, closing"})
 		return net.ErrClosed
 	}
 	if err != nil {
@@ -321,6 +348,9 @@ func (c *conn) beginBody() {
 		return
 	}
 	tx.update(func(a *Attempt) { a.Stage = string(StageBody) })
+	if c.srv.engine.Quiet(tx.rcpts...) {
+		return
+	}
 	c.bodyStrikes = c.srv.engine.Decide(c.txEvent(tx, StageBody))
 	for _, st := range c.bodyStrikes {
 		c.bodyAt = max(c.bodyAt, st.Action.Bytes)
@@ -352,7 +382,7 @@ func (c *conn) command(line []byte) (pass bool, err error) {
 	}
 	switch verb {
 	case "EHLO", "HELO":
-		c.client, c.needHello = strings.TrimSpace(arg), false
+		c.client, c.needHello = strings.TrimSpace(string(arg)), false
 		return c.ask(StageEHLO)
 	case "STARTTLS":
 		return false, c.startTLS()
@@ -361,7 +391,7 @@ func (c *conn) command(line []byte) (pass bool, err error) {
 	case "DATA":
 		return c.askData()
 	case "BDAT":
-		return c.bdat(arg)
+		return c.bdat(string(arg))
 	case "RSET":
 		return c.ask(StageRset)
 	case "NOOP", "VRFY":
@@ -372,13 +402,24 @@ func (c *conn) command(line []byte) (pass bool, err error) {
 	return true, nil
 }
 
-func split(line []byte) (verb, arg string) {
+func split(line []byte) (verb string, arg []byte) {
 	v, a, _ := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte(" "))
-	return strings.ToUpper(string(v)), string(a)
+	for _, known := range verbs {
+		if len(v) == len(known) && strings.EqualFold(string(v), known) {
+			return known, a
+		}
+	}
+	return strings.ToUpper(string(v[:min(len(v), 16)])), a
 }
+
+// verbs that are looked at here, so that none needs a copy.
+var verbs = []string{"MAIL", "RCPT", "DATA", "QUIT", "RSET", "EHLO", "HELO", "BDAT", "NOOP", "VRFY", "AUTH", "STARTTLS"}
 
 // ask asks the rules about a command that belongs to no recipient.
 func (c *conn) ask(stage Stage) (pass bool, err error) {
+	if c.srv.engine.Quiet() {
+		return true, nil
+	}
 	out := c.at(c.event(stage))
 	switch {
 	case out.gone:
@@ -397,7 +438,7 @@ func (c *conn) askData() (bool, error) {
 		return true, nil // go-smtp says what is missing
 	}
 	tx.again()
-	out := c.at(c.txEvent(tx, StageData))
+	out := c.atTx(tx, StageData)
 	switch {
 	case out.gone:
 		return false, net.ErrClosed
@@ -425,12 +466,15 @@ func (c *conn) bdat(arg string) (bool, error) {
 	tx := c.tx()
 	if first && tx != nil {
 		tx.again()
-		out := c.at(c.txEvent(tx, StageData))
+		out := c.atTx(tx, StageData)
 		if out.gone {
 			return false, net.ErrClosed
 		}
 		if out.answer != nil {
 			c.began = time.Time{}
+			if err := c.flush(); err != nil {
+				return false, err
+			}
 			if _, err := io.CopyN(io.Discard, c.br, int64(n)); err != nil {
 				return false, err
 			}
@@ -457,7 +501,7 @@ func (c *conn) startTLS() error {
 		_ = c.answer(*out.answer)
 		return c.goneErr()
 	}
-	if err := c.answer(reply{220, "2.0.0", "Ready to start TLS"}); err != nil {
+	if err := errors.Join(c.answer(reply{220, "2.0.0", "Ready to start TLS"}), c.flush()); err != nil {
 		return err
 	}
 	if out.breakTLS {
@@ -475,6 +519,7 @@ func (c *conn) startTLS() error {
 		return fmt.Errorf("TLS handshake: %w", err)
 	}
 	_ = c.tcp.SetDeadline(time.Time{})
+	c.readDeadline, c.writeDeadline = time.Time{}, time.Time{}
 	c.rw, c.secured, c.needHello = secure, true, true
 	c.br.Reset(secure)
 	return nil
@@ -491,14 +536,9 @@ func (c *conn) tx() *tx {
 
 func (c *conn) event(stage Stage) script.Event {
 	return script.Event{
-		Stage: stage, Connection: c.id, Message: c.mails, Client: c.client, ClientIP: c.clientIP(),
+		Stage: stage, Connection: c.id, Message: c.mails, Client: c.client, ClientIP: c.ip,
 		Subject: "connection " + strconv.FormatInt(c.id, 10), Nth: 1,
 	}
-}
-
-func (c *conn) clientIP() string {
-	host, _, _ := net.SplitHostPort(c.tcp.RemoteAddr().String())
-	return host
 }
 
 func (c *conn) txEvent(tx *tx, stage Stage) script.Event {
@@ -524,8 +564,21 @@ type outcome struct {
 // is kept for it.
 func (c *conn) at(ev script.Event) outcome { return c.strikeAll(ev, c.srv.engine.Decide(ev)) }
 
+// atTx is at for a stage of a mail; it describes the event only if something
+// could strike it.
+func (c *conn) atTx(t *tx, stage Stage) outcome {
+	if c.srv.engine.Quiet(t.rcpts...) {
+		return outcome{}
+	}
+	return c.at(c.txEvent(t, stage))
+}
+
 func (c *conn) strikeAll(ev script.Event, strikes []script.Strike) outcome {
 	var out outcome
+	if len(strikes) > 0 && c.flush() != nil {
+		c.kill(false)
+		return outcome{gone: true}
+	}
 	for _, s := range strikes {
 		c.note(ev, s)
 		a := s.Action
@@ -587,6 +640,7 @@ func (c *conn) hold(ev script.Event, s script.Strike) bool {
 		h.Attempt = tx.firstRow()
 	}
 	watch := func(ctx context.Context) bool { return watchPeer(ctx, c.tcp) }
+	c.waited, c.readDeadline = true, time.Time{} // the watch takes the deadline away
 	h, err := c.srv.holds.Wait(h, s.Action.For.Or(c.srv.opt.HoldTimeout), watch)
 	if errors.Is(err, script.ErrClosed) {
 		c.kill(false)
@@ -607,6 +661,7 @@ func (c *conn) hold(ev script.Event, s script.Strike) bool {
 
 // wait waits d, or until the server closes (false).
 func (c *conn) wait(d time.Duration) bool {
+	c.waited = true
 	_, err := c.srv.pauses.Wait(script.Hold{}, d, nil)
 	return !errors.Is(err, script.ErrClosed)
 }
@@ -639,6 +694,9 @@ func (c *conn) kill(reset bool) {
 
 // Close is called by go-smtp when the session is over.
 func (c *conn) Close() error {
+	if c.goneErr() == nil {
+		_ = c.flush() // the answer to QUIT, when more was sent behind it
+	}
 	c.kill(false)
 	if c.srv.leave(c) {
 		c.srv.ledger.AddSession(c.record())

@@ -2,7 +2,6 @@ package smtp
 
 import (
 	"bytes"
-	"fmt"
 	"net"
 	"strconv"
 	"strings"
@@ -20,20 +19,19 @@ type reply struct {
 	text     string
 }
 
-func (r reply) line() string {
+func (r reply) line() string { return strconv.Itoa(r.code) + " " + r.message() }
+
+func (r reply) message() string {
 	if r.enhanced == "" {
-		return fmt.Sprintf("%d %s", r.code, r.text)
+		return r.text
 	}
-	return fmt.Sprintf("%d %s %s", r.code, r.enhanced, r.text)
+	return r.enhanced + " " + r.text
 }
 
+// smtpError makes go-smtp write the answer as it is: the enhanced code is part
+// of the text.
 func (r reply) smtpError() *gosmtp.SMTPError {
-	e := &gosmtp.SMTPError{Code: r.code, Message: r.text, EnhancedCode: gosmtp.NoEnhancedCode}
-	var x, y, z int
-	if n, _ := fmt.Sscanf(r.enhanced, "%d.%d.%d", &x, &y, &z); n == 3 {
-		e.EnhancedCode = gosmtp.EnhancedCode{x, y, z}
-	}
-	return e
+	return &gosmtp.SMTPError{Code: r.code, Message: r.message(), EnhancedCode: gosmtp.NoEnhancedCode}
 }
 
 // usual texts and enhanced codes (RFC 5321 4.2.3, RFC 3463) for the codes that
@@ -163,10 +161,15 @@ func (c *conn) send(whole []byte) error {
 	c.mods = nil
 	first := firstLine(whole)
 	if len(ends) > 0 {
-		gone := peerGone(c.tcp)
+		gone := c.waited && peerGone(c.tcp)
 		for _, e := range ends {
 			e.before(first, willBeWhole(mods), gone)
 		}
+	}
+	c.waited = false
+	if len(ends) == 0 && len(mods) == 0 && !c.closeAfter && c.moreCommands() {
+		c.out = append(c.out, whole...)
+		return nil
 	}
 	written, err := c.deliver(whole, mods)
 	if len(ends) > 0 {
@@ -176,6 +179,28 @@ func (c *conn) send(whole []byte) error {
 		c.kill(false)
 	}
 	return err
+}
+
+// moreCommands reports whether another whole command has been read already. A
+// client that pipelines gets its answers in one piece then, as RFC 2920 3.2
+// wants it; answers that end a row, or that a rule changes, never wait.
+func (c *conn) moreCommands() bool {
+	n := c.br.Buffered()
+	if n == 0 || len(c.out) > 4096 {
+		return false
+	}
+	b, _ := c.br.Peek(n)
+	return bytes.IndexByte(b, '\n') >= 0
+}
+
+// flush sends the answers that waited.
+func (c *conn) flush() error {
+	if len(c.out) == 0 {
+		return nil
+	}
+	out := c.out
+	c.out = c.out[:0]
+	return c.writeNow(out)
 }
 
 // takePending takes the rows that the next answer ends.
@@ -192,7 +217,7 @@ func (c *conn) takePending() []*rowEnd {
 func (c *conn) replied(ends []*rowEnd, written bool) {
 	now := c.srv.opt.Clock()
 	tx := ends[0].tx
-	if !written || !ends[0].final {
+	if !written || !ends[0].final || c.srv.engine.Quiet(tx.rcpts...) {
 		for _, e := range ends {
 			e.after(now, written)
 		}
@@ -232,7 +257,7 @@ func (c *conn) deliver(whole []byte, mods []script.Action) (written bool, err er
 	for _, m := range mods {
 		switch m.Kind {
 		case script.Swallow:
-			return false, nil
+			return false, c.flush()
 		case script.Cut:
 			n := len(whole) / 2
 			if m.Bytes > 0 {
@@ -261,8 +286,21 @@ func (c *conn) deliver(whole []byte, mods []script.Action) (written bool, err er
 	return err == nil, err
 }
 
+// write sends b behind the answers that waited.
 func (c *conn) write(b []byte) error {
-	_ = c.tcp.SetWriteDeadline(time.Now().Add(c.srv.opt.WriteTimeout))
+	if len(c.out) == 0 {
+		return c.writeNow(b)
+	}
+	c.out = append(c.out, b...)
+	return c.flush()
+}
+
+func (c *conn) writeNow(b []byte) error {
+	// As for reading: a deadline that is good enough stays.
+	if t := time.Now().Add(c.srv.opt.WriteTimeout); t.Sub(c.writeDeadline) > c.srv.opt.WriteTimeout/16 {
+		_ = c.tcp.SetWriteDeadline(t)
+		c.writeDeadline = t
+	}
 	_, err := c.rw.Write(b)
 	return err
 }

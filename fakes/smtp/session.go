@@ -1,6 +1,7 @@
 package smtp
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -48,6 +49,7 @@ type tx struct {
 	nth     int
 	subject string // what tries are counted by
 
+	dotAt     int64
 	head      []byte // the kept beginning of the mail
 	key       string
 	messageID string
@@ -122,13 +124,17 @@ func (t *tx) firstRow() int64 {
 }
 
 func (t *tx) update(f func(*Attempt)) {
-	for _, r := range t.list() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, r := range t.rows {
 		r.Update(f)
 	}
 }
 
 func (t *tx) finish(now int64, f func(*Attempt)) {
-	for _, r := range t.list() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, r := range t.rows {
 		r.Finish(now, f)
 	}
 }
@@ -221,10 +227,12 @@ func (s *session) Mail(from string, _ *gosmtp.MailOptions) error {
 	if old != nil {
 		old.finish(t.from, nil)
 	}
+	if c.srv.engine.Quiet() {
+		return nil
+	}
 	ev := c.event(StageMail)
 	ev.Sender = from
-	out := c.at(ev)
-	return s.refuse(t, t.list(), out)
+	return s.refuse(t, t.list(), c.at(ev))
 }
 
 // refuse turns an outcome into go-smtp's error; the answer ends the rows.
@@ -259,6 +267,10 @@ func (s *session) Rcpt(to string, _ *gosmtp.RcptOptions) error {
 	if t.nth == 0 {
 		t.subject, t.nth = to, nth
 	}
+	if c.srv.engine.Quiet(to) {
+		t.rcpts = append(t.rcpts, to)
+		return nil
+	}
 	ev := c.event(StageRcpt)
 	ev.Sender, ev.Recipients, ev.RecipientNo, ev.Subject, ev.Nth = t.sender, []string{to}, t.nRcpt, to, nth
 	if err := s.refuse(t, []*row{r}, c.at(ev)); err != nil {
@@ -279,6 +291,7 @@ func (s *session) Data(r io.Reader) error {
 		return s.bodyFailed(t, err)
 	}
 	now := s.c.srv.opt.Clock()
+	t.dotAt = now
 	subject := headerOf(t.head, "Subject")
 	t.update(func(a *Attempt) {
 		a.Stage, a.DotAt = string(StageDot), now
@@ -294,7 +307,7 @@ var errGone = &gosmtp.SMTPError{Code: 421, EnhancedCode: gosmtp.EnhancedCode{4, 
 func (s *session) settle(t *tx) error {
 	c := s.c
 	t.subject, t.nth = t.identity(), c.srv.engine.Try("mail:"+t.identity())
-	out := c.at(c.txEvent(t, StageDot))
+	out := c.atTx(t, StageDot)
 	if out.gone {
 		return errGone
 	}
@@ -302,7 +315,7 @@ func (s *session) settle(t *tx) error {
 		return s.final(t, *out.answer)
 	}
 	answer := s.store(t)
-	out = c.at(c.txEvent(t, StageStored))
+	out = c.atTx(t, StageStored)
 	if out.gone {
 		return errGone
 	}
@@ -322,7 +335,10 @@ func (s *session) store(t *tx) reply {
 	case DedupByMessageID:
 		dedup = t.messageID
 	}
-	now := c.srv.opt.Clock()
+	now := t.dotAt
+	if c.waited {
+		now = c.srv.opt.Clock()
+	}
 	first := int64(0)
 	for _, r := range t.list() {
 		stored, _ := r.Store(dedup, now)
@@ -338,7 +354,7 @@ func (s *session) store(t *tx) reply {
 	if first == 0 {
 		return reply{250, "2.0.0", "Ok: duplicate of an earlier mail"}
 	}
-	return reply{250, "2.0.0", fmt.Sprintf("Ok: queued as %d", first)}
+	return reply{250, "2.0.0", "Ok: queued as " + strconv.FormatInt(first, 10)}
 }
 
 // final hands the answer to the dot to go-smtp; sending it ends the rows.
@@ -474,26 +490,22 @@ func headers(head []byte, name string) []string {
 	var out []string
 	open := false
 	for len(head) > 0 {
-		line := head
-		if i := indexNewline(head); i >= 0 {
-			line, head = head[:i], head[i+1:]
-		} else {
-			head = nil
-		}
-		s := strings.TrimRight(string(line), "\r")
-		if s == "" {
+		line, rest, _ := bytes.Cut(head, []byte{'\n'})
+		head = rest
+		line = bytes.TrimRight(line, "\r")
+		if len(line) == 0 {
 			break
 		}
-		if s[0] == ' ' || s[0] == '\t' {
+		if line[0] == ' ' || line[0] == '\t' {
 			if open {
-				out[len(out)-1] += " " + strings.TrimSpace(s)
+				out[len(out)-1] += " " + string(bytes.TrimSpace(line))
 			}
 			continue
 		}
-		n, v, ok := strings.Cut(s, ":")
-		open = ok && strings.EqualFold(strings.TrimSpace(n), name)
+		field, value, ok := bytes.Cut(line, []byte{':'})
+		open = ok && strings.EqualFold(string(bytes.TrimSpace(field)), name)
 		if open {
-			out = append(out, strings.TrimSpace(v))
+			out = append(out, string(bytes.TrimSpace(value)))
 		}
 	}
 	for i, v := range out {
@@ -504,15 +516,6 @@ func headers(head []byte, name string) []string {
 		}
 	}
 	return out
-}
-
-func indexNewline(b []byte) int {
-	for i, c := range b {
-		if c == '\n' {
-			return i
-		}
-	}
-	return -1
 }
 
 // bodies are read buffers: one per body in transfer.
