@@ -445,19 +445,23 @@ func (r *rabbitmq) ctl(ctx context.Context, n *rabbitNode, args ...string) ([]by
 	})
 }
 
-// listQueues are the columns of [infra.Queue].
-var listQueues = []string{"name", "type", "leader", "members", "online", "messages", "messages_ready", "messages_unacknowledged"}
+// listQueues are the columns of [infra.Queue] that a node knows by itself; it
+// asks the others whether they are "online".
+var listQueues = []string{"name", "type", "leader", "members", "messages", "messages_ready", "messages_unacknowledged"}
 
 // Queues of a virtual host. While a node is paused, the queues that it led are
-// missing from the list until the cluster's tables name their next leader.
+// missing from the list until the cluster's tables name their next leader, and
+// Online is empty; the tool of RabbitMQ 4 then waits for the paused node, which
+// is an error after [ctlTimeout].
 func (r *rabbitmq) Queues(ctx context.Context, vhost string) ([]infra.Queue, error) {
 	if vhost == "" {
 		vhost = "/"
 	}
-	list := append([]string{"list_queues", "-p", vhost, "--formatter", "json"}, listQueues...)
+	list := []string{"list_queues", "-p", vhost, "--formatter", "json"}
 	if r.anyPaused() {
-		return r.queuesNodeByNode(ctx, append(list, "--local"))
+		return r.queuesNodeByNode(ctx, append(append(list, "--local"), listQueues...))
 	}
+	list = append(append(list, listQueues...), "online")
 	out, err := r.ctlAny(ctx, list...)
 	if err != nil {
 		return nil, fmt.Errorf("list the queues of virtual host %s: %w", vhost, err)

@@ -130,7 +130,7 @@ func (i *installation) restorePolicy(ctx context.Context) error {
 		return err
 	}
 	if _, err := os.Lstat(i.root + savedName); err != nil {
-		return nil //nolint:nilerr // there was none
+		return nil // there was none
 	}
 	return i.privileged(ctx, i.out, "mv", i.root+savedName, i.root+policyFile)
 }
@@ -179,8 +179,12 @@ var unitFile = regexp.MustCompile(`(?m)/systemd/system/([^/@\n]+\.(?:service|soc
 // disableNew takes back what the scripts of new packages do even when their
 // service may not start: they enable it, so it would start at the next boot.
 func (i *installation) disableNew(ctx context.Context, before map[string]bool) error {
+	// Without systemd, in a container, the links are made all the same, for a
+	// systemd that might come.
+	disable := []string{"systemctl", "--quiet", "disable"}
 	if lookPath("systemctl") == "" {
-		return nil // nothing would start a unit
+		// It serves packages' scripts, and refuses where it sees none.
+		disable = []string{"env", "DPKG_MAINTSCRIPT_PACKAGE=mailproof", "deb-systemd-helper", "disable"}
 	}
 	var units []string
 	for name := range i.installed(ctx) {
@@ -195,5 +199,5 @@ func (i *installation) disableNew(ctx context.Context, before map[string]bool) e
 		return nil
 	}
 	slices.Sort(units)
-	return i.privileged(ctx, i.out, append([]string{"systemctl", "--quiet", "disable"}, units...)...)
+	return i.privileged(ctx, i.out, append(disable, units...)...)
 }
