@@ -18,6 +18,7 @@ import (
 
 	"mailproof/fakes/ledger"
 	"mailproof/fakes/script"
+	"mailproof/fakes/socket"
 )
 
 // maxLine bounds a command line: 512 octets by RFC 5321 4.5.3.1.4, more for
@@ -639,7 +640,7 @@ func (c *conn) hold(ev script.Event, s script.Strike) bool {
 	if tx != nil {
 		h.Attempt = tx.firstRow()
 	}
-	watch := func(ctx context.Context) bool { return watchPeer(ctx, c.tcp) }
+	watch := func(ctx context.Context) bool { return socket.WatchPeer(ctx, c.tcp) }
 	c.waited, c.readDeadline = true, time.Time{} // the watch takes the deadline away
 	h, err := c.srv.holds.Wait(h, s.Action.For.Or(c.srv.opt.HoldTimeout), watch)
 	if errors.Is(err, script.ErrClosed) {
@@ -649,7 +650,7 @@ func (c *conn) hold(ev script.Event, s script.Strike) bool {
 	if tx == nil {
 		return true
 	}
-	if h.PeerGone || peerGone(c.tcp) {
+	if h.PeerGone || socket.PeerGone(c.tcp) {
 		tx.update(func(a *Attempt) { a.PeerGone = true })
 		if ev.Stage == StageDot && s.Action.OnRelease == script.DiscardOnRelease {
 			c.kill(false)
@@ -685,7 +686,7 @@ func (c *conn) kill(reset bool) {
 	c.dead = true
 	c.mu.Unlock()
 	// The rows end first: who sees the connection closed finds them ended.
-	c.endSession(peerGone(c.tcp))
+	c.endSession(socket.PeerGone(c.tcp))
 	if tc, ok := c.tcp.(*net.TCPConn); ok && reset {
 		_ = tc.SetLinger(0)
 	}

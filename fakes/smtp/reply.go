@@ -10,6 +10,7 @@ import (
 	gosmtp "github.com/emersion/go-smtp"
 
 	"mailproof/fakes/script"
+	"mailproof/fakes/socket"
 )
 
 // reply is one answer of one line.
@@ -161,7 +162,7 @@ func (c *conn) send(whole []byte) error {
 	c.mods = nil
 	first := firstLine(whole)
 	if len(ends) > 0 {
-		gone := c.waited && peerGone(c.tcp)
+		gone := c.waited && socket.PeerGone(c.tcp)
 		for _, e := range ends {
 			e.before(first, willBeWhole(mods), gone)
 		}

@@ -43,6 +43,7 @@ import (
 
 	"mailproof/fakes/ledger"
 	"mailproof/fakes/script"
+	"mailproof/fakes/socket"
 )
 
 // The words of rules and ledger, under this package's name.
@@ -163,7 +164,7 @@ func (o *Options) defaults() error {
 	set(&o.KeepBody, 64<<10)
 	set(&o.KeepBodies, 32<<20)
 	if o.Clock == nil {
-		o.Clock = monotonicRaw
+		o.Clock = socket.Monotonic
 	}
 	switch o.Mode {
 	case Plain, DedupByKey, DedupByMessageID:
@@ -187,7 +188,7 @@ type Server struct {
 	pauses *script.Holds // delays: holds that nobody releases
 	ledger *ledger.Ledger
 	mails  *mailStore
-	gate   *gate
+	gate   *socket.Gate
 	smtp   *gosmtp.Server
 	served chan error
 	http   *httpSide // nil without a control API
@@ -231,7 +232,7 @@ func Start(opt Options) (*Server, error) {
 }
 
 func (s *Server) listen() error {
-	g, err := openGate(s.opt.Addr)
+	g, err := socket.Open(s.opt.Addr)
 	if err != nil {
 		return err
 	}
@@ -254,7 +255,7 @@ func (s *Server) listen() error {
 }
 
 // Addr is the host and port that clients connect to.
-func (s *Server) Addr() string { return s.gate.addr() }
+func (s *Server) Addr() string { return s.gate.Addr() }
 
 // Seed is the number that all draws come from.
 func (s *Server) Seed() uint64 { return s.engine.Seed() }
@@ -358,10 +359,10 @@ func (s *Server) Mail(id int64) ([]byte, bool) { return s.mails.get(id) }
 
 // Refuse closes the listening socket: new connections are refused by the
 // kernel. Those that exist go on.
-func (s *Server) Refuse() error { return s.gate.shut() }
+func (s *Server) Refuse() error { return s.gate.Shut() }
 
 // Listen opens the listening socket again, on the same port.
-func (s *Server) Listen() error { return s.gate.reopen() }
+func (s *Server) Listen() error { return s.gate.Reopen() }
 
 // closeTimeout bounds the wait for sessions at Close; they have nothing left
 // to wait for by then.
@@ -391,7 +392,7 @@ func (s *Server) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	err := s.smtp.Shutdown(ctx)
-	return errors.Join(httpErr, err, s.gate.close(), <-s.served, s.ledger.Close(), s.ledger.Err(), s.broken)
+	return errors.Join(httpErr, err, s.gate.Close(), <-s.served, s.ledger.Close(), s.ledger.Err(), s.broken)
 }
 
 func (s *Server) enter(c *conn) bool {

@@ -1,10 +1,10 @@
-package smtp
+package socket
 
 import "golang.org/x/sys/unix"
 
-// monotonicRaw is CLOCK_MONOTONIC_RAW in nanoseconds: the same number in every
+// Monotonic is CLOCK_MONOTONIC_RAW in nanoseconds: the same number in every
 // process of this machine, which no clock adjustment bends.
-func monotonicRaw() int64 {
+func Monotonic() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_RAW, &ts); err != nil {
 		return 0

@@ -1,6 +1,6 @@
 //go:build unix
 
-package smtp
+package socket
 
 import (
 	"context"
@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// peerGone reports whether the far end of the connection is known to be closed:
+// PeerGone reports whether the far end of the connection is known to be closed:
 // its FIN is the next thing in the socket, or a reset came. Data that waits in
 // front of a FIN hides it; then the answer is false.
-func peerGone(c net.Conn) bool {
+func PeerGone(c net.Conn) bool {
 	raw := rawConn(c)
 	if raw == nil {
 		return false
@@ -22,9 +22,9 @@ func peerGone(c net.Conn) bool {
 	return err == nil && gone
 }
 
-// watchPeer returns true as soon as the far end is known to be closed, false
+// WatchPeer returns true as soon as the far end is known to be closed, false
 // when ctx ends or data stands in front. Nobody may read from c meanwhile.
-func watchPeer(ctx context.Context, c net.Conn) bool {
+func WatchPeer(ctx context.Context, c net.Conn) bool {
 	raw := rawConn(c)
 	if raw == nil {
 		return false

@@ -1,4 +1,9 @@
-package smtp
+// Package socket holds what every fake server needs of the operating system: a
+// listening socket that can be shut and opened again, the knowledge whether the
+// far end of a connection is gone, and a clock that nothing bends.
+//
+// It imports nothing of this module.
+package socket
 
 import (
 	"errors"
@@ -7,9 +12,9 @@ import (
 	"sync"
 )
 
-// gate is a listening socket that can be shut and opened again on the same
+// Gate is a listening socket that can be shut and opened again on the same
 // port while a server waits in Accept.
-type gate struct {
+type Gate struct {
 	address string
 
 	mu     sync.Mutex
@@ -18,17 +23,21 @@ type gate struct {
 	closed bool
 }
 
-func openGate(addr string) (*gate, error) {
+// Open listens on a TCP address.
+func Open(addr string) (*Gate, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	return &gate{address: l.Addr().String(), l: l, opened: make(chan struct{})}, nil
+	return &Gate{address: l.Addr().String(), l: l, opened: make(chan struct{})}, nil
 }
 
-func (g *gate) addr() string { return g.address }
+// Addr is the host and port that was listened on first.
+func (g *Gate) Addr() string { return g.address }
 
-func (g *gate) accept() (net.Conn, error) {
+// Accept waits for the next connection, also while the gate is shut; it fails
+// with net.ErrClosed once the gate is closed.
+func (g *Gate) Accept() (net.Conn, error) {
 	for {
 		g.mu.Lock()
 		l, opened, closed := g.l, g.opened, g.closed
@@ -48,7 +57,8 @@ func (g *gate) accept() (net.Conn, error) {
 	}
 }
 
-func (g *gate) shut() error {
+// Shut closes the socket: the kernel refuses new connections.
+func (g *Gate) Shut() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.l == nil || g.closed {
@@ -59,7 +69,8 @@ func (g *gate) shut() error {
 	return err
 }
 
-func (g *gate) reopen() error {
+// Reopen listens again on the same port.
+func (g *Gate) Reopen() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.l != nil || g.closed {
@@ -75,7 +86,8 @@ func (g *gate) reopen() error {
 	return nil
 }
 
-func (g *gate) close() error {
+// Close ends Accept for good.
+func (g *Gate) Close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
@@ -89,28 +101,4 @@ func (g *gate) close() error {
 	err := g.l.Close()
 	g.l = nil
 	return err
-}
-
-// acceptor is the listener that go-smtp sees.
-type acceptor struct{ s *Server }
-
-func (a acceptor) Accept() (net.Conn, error) {
-	for {
-		nc, err := a.s.gate.accept()
-		if err != nil {
-			return nil, err
-		}
-		c := newConn(a.s, nc)
-		if a.s.enter(c) {
-			return c, nil
-		}
-		_ = nc.Close()
-	}
-}
-
-func (a acceptor) Close() error { return a.s.gate.close() }
-
-func (a acceptor) Addr() net.Addr {
-	addr, _ := net.ResolveTCPAddr("tcp", a.s.gate.addr())
-	return addr
 }
