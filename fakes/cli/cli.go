@@ -75,6 +75,7 @@ ann+fault-rcpt-451@example.com, ann+fault-stored-drop-x1@example.com.`,
 	fl.Int64Var(&f.opt.MaxMessageBytes, "max-size", 32<<20, "largest mail in bytes")
 	fl.IntVar(&f.opt.MaxConnections, "max-connections", 4096, "connections at once")
 	fl.IntVar(&f.opt.MaxRecipients, "max-recipients", 100, "recipients of one mail")
+	fl.StringVar(&f.opt.BodyDir, "bodies", "", "folder that gets each stored mail whole, as ID.eml")
 	fl.Int64Var(&f.opt.KeepBodies, "keep-bodies", 32<<20, "bytes of mails kept to look at")
 	return c
 }

@@ -50,6 +50,8 @@ type API struct {
 	Mail func(id int64) ([]byte, bool)
 	// Forget empties what the server itself keeps (mails).
 	Forget func()
+	// Extra are further routes, by their patterns ("GET /deliveries").
+	Extra map[string]http.HandlerFunc
 	// Open lets new connections in, or refuses them; nil if the server cannot.
 	Open func(open bool) error
 }
@@ -74,6 +76,9 @@ func Handler(api API) http.Handler {
 	h := &handler{api, time.Now()}
 	mux := http.NewServeMux()
 	for pattern, f := range h.routes() {
+		mux.HandleFunc(pattern, f)
+	}
+	for pattern, f := range h.Extra {
 		mux.HandleFunc(pattern, f)
 	}
 	mux.Handle("GET /", h.page())
@@ -491,6 +496,7 @@ func (h *handler) registry() *prometheus.Registry {
 		"fake_silent_total":       {"Tries that ended without a whole final answer.", func(t ledger.Totals) int64 { return t.Silent }},
 		"fake_struck_total":       {"Tries that a fault struck.", func(t ledger.Totals) int64 { return t.Struck }},
 		"fake_breaches_total":     {"Tries in which the script broke the protocol.", func(t ledger.Totals) int64 { return t.Breaches }},
+		"fake_findings_total":     {"Tries in which the client did what a careful one does not.", func(t ledger.Totals) int64 { return t.Findings }},
 		"fake_sessions_total":     {"Connections that are over.", func(t ledger.Totals) int64 { return t.Sessions }},
 	} {
 		get := m.get

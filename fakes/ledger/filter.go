@@ -19,6 +19,7 @@ type Filter struct {
 	Breach    *bool
 	Struck    *bool  // a fault struck
 	Doubled   *bool  // a copy beyond the first
+	Finding   string // exact name of one of the row's findings
 	Q         string // found anywhere in the row's texts, without regard to case
 }
 
@@ -28,7 +29,7 @@ func ParseFilter(q url.Values, also ...string) (Filter, error) {
 	var f Filter
 	texts := map[string]*string{
 		"key": &f.Key, "message_id": &f.MessageID, "recipient": &f.Recipient,
-		"client": &f.Client, "stage": &f.Stage, "q": &f.Q,
+		"client": &f.Client, "stage": &f.Stage, "q": &f.Q, "finding": &f.Finding,
 	}
 	bools := map[string]**bool{"stored": &f.Stored, "breach": &f.Breach, "struck": &f.Struck, "doubled": &f.Doubled}
 	for name, values := range q {
@@ -68,6 +69,9 @@ func (f Filter) Match(a Attempt) bool {
 		f.Breach != nil && *f.Breach != a.Breach,
 		f.Struck != nil && *f.Struck != (a.Fault != ""),
 		f.Doubled != nil && *f.Doubled != (a.Copy > 1):
+		return false
+	}
+	if f.Finding != "" && !contains(a.Findings, f.Finding) {
 		return false
 	}
 	return f.Q == "" || a.mentions(strings.ToLower(f.Q))
@@ -118,6 +122,8 @@ func (a Attempt) Log() LogLine {
 		l.Event, l.Detail = "stored", told
 	case a.Deduplicated:
 		l.Event, l.Detail = "duplicate", "known already, no second copy; "+told
+	case a.ReplyWritten && a.Transport == "resend" && a.Code >= 400:
+		l.Event, l.Detail = httpRefusal(a.Code), told+"; nothing stored"
 	case a.ReplyWritten && a.Code/100 == 4:
 		l.Event, l.Detail = "deferred", told+"; nothing stored"
 	case a.ReplyWritten && a.Code/100 == 5:
@@ -128,4 +134,13 @@ func (a Attempt) Log() LogLine {
 		l.Event, l.Detail = "closed", "closed at stage "+a.Stage+", nothing stored"
 	}
 	return l
+}
+
+// httpRefusal says whether an HTTP status asks to come again: 409 (another
+// request runs), 429 and what is the server's own trouble do.
+func httpRefusal(code int) string {
+	if code == 409 || code == 429 || code >= 500 {
+		return "deferred"
+	}
+	return "rejected"
 }

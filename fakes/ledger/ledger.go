@@ -70,10 +70,13 @@ type Attempt struct {
 	Rules []string `json:"rules,omitempty"`
 	// Breach: the script made the server break the protocol: it promised and
 	// discarded, or refused and kept.
-	Breach   bool   `json:"breach,omitempty"`
-	BodyHash string `json:"body_hash,omitempty"` // sha256 of the mail as read, hex
-	Size     int64  `json:"size,omitempty"`      // bytes of it
-	Subject  string `json:"subject,omitempty"`
+	Breach bool `json:"breach,omitempty"`
+	// Findings name what the client did that a careful one does not: a retry
+	// with another key, a key where no server looks for it.
+	Findings []string `json:"findings,omitempty"`
+	BodyHash string   `json:"body_hash,omitempty"` // sha256 of the mail as read, hex
+	Size     int64    `json:"size,omitempty"`      // bytes of it
+	Subject  string   `json:"subject,omitempty"`
 }
 
 // Open reports whether the try still runs.
@@ -109,6 +112,7 @@ type Totals struct {
 	Silent       int64 `json:"silent"`   // none
 	Struck       int64 `json:"struck"`   // rows that a fault struck
 	Breaches     int64 `json:"breaches"`
+	Findings     int64 `json:"findings"` // rows with any
 	Sessions     int64 `json:"sessions"`
 }
 
@@ -193,6 +197,18 @@ func (r *Row) Store(dedup string, now int64) (stored, duplicate bool) {
 	return true, false
 }
 
+// Duplicate says of a running row that its mail is known already and that no
+// further copy is kept.
+func (r *Row) Duplicate() {
+	r.l.mu.Lock()
+	defer r.l.mu.Unlock()
+	if r.done || r.a.Deduplicated {
+		return
+	}
+	r.a.Deduplicated = true
+	r.l.totals.Deduplicated++
+}
+
 // Finish ends the try: f may change it one last time. A second call does
 // nothing.
 func (r *Row) Finish(now int64, f func(*Attempt)) {
@@ -252,6 +268,9 @@ func (t *Totals) count(a Attempt) {
 	}
 	if a.Breach {
 		t.Breaches++
+	}
+	if len(a.Findings) > 0 {
+		t.Findings++
 	}
 }
 
@@ -444,6 +463,8 @@ type Verdict struct {
 	Silent       int `json:"silent"`
 	Breaches     int `json:"breaches"`
 	Running      int `json:"running"`
+	// Findings of all tries, each once.
+	Findings []string `json:"findings,omitempty"`
 	// ProvenAbsent: all tries are over and nothing was kept.
 	ProvenAbsent bool `json:"proven_absent"`
 	// Verdict in a word: once, doubled, absent, unseen, running.
@@ -485,6 +506,11 @@ func (v *Verdict) add(a Attempt) {
 	}
 	if a.Breach {
 		v.Breaches++
+	}
+	for _, f := range a.Findings {
+		if !contains(v.Findings, f) {
+			v.Findings = append(v.Findings, f)
+		}
 	}
 	switch {
 	case a.ReplyWritten && a.Code >= 200 && a.Code < 300:

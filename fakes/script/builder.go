@@ -22,6 +22,9 @@ func (b Builder) Code(code int) Builder { b.r.Action.Code = code; return b }
 // Text of a Reply.
 func (b Builder) Text(text string) Builder { b.r.Action.Text = text; return b }
 
+// Error names the error of a Reply over HTTP.
+func (b Builder) Error(name string) Builder { b.r.Action.Error = name; return b }
+
 // For is the action's duration.
 func (b Builder) For(d time.Duration) Builder { b.r.Action.For = Duration(d); return b }
 
@@ -33,6 +36,19 @@ func (b Builder) To(pattern string) Builder { b.r.Match.Recipient = pattern; ret
 
 // Key matches a key's pattern.
 func (b Builder) Key(pattern string) Builder { b.r.Match.Key = pattern; return b }
+
+// Header matches a header's pattern.
+func (b Builder) Header(name, pattern string) Builder {
+	headers := map[string]string{name: pattern}
+	for k, v := range b.r.Match.Header {
+		headers[k] = v
+	}
+	b.r.Match.Header = headers
+	return b
+}
+
+// Limit of a Rate.
+func (b Builder) Limit(n int) Builder { b.r.Action.Limit = n; return b }
 
 // First matches the first n tries of each subject.
 func (b Builder) First(n int) Builder { b.r.Match.Nth = First(n); return b }

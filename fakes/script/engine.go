@@ -64,6 +64,8 @@ type Engine struct {
 	// OnDecision is called for each decision, in order, under the engine's
 	// lock: it must be quick and must not call back. Set it before use.
 	OnDecision func(Decision)
+	// OnAdvance is called after the clock was moved. Set it before use.
+	OnAdvance func()
 
 	offset atomic.Int64 // how far the clock was moved, ns
 	active atomic.Int64 // number of rules, so that none costs nothing
@@ -103,7 +105,12 @@ func (e *Engine) Now() time.Duration {
 
 // Advance moves the clock: time windows, greylisting and rates see it, the
 // ledger's times do not.
-func (e *Engine) Advance(d time.Duration) { e.offset.Add(int64(d)) }
+func (e *Engine) Advance(d time.Duration) {
+	e.offset.Add(int64(d))
+	if e.OnAdvance != nil {
+		e.OnAdvance()
+	}
+}
 
 // Add checks a rule and puts it behind the ones that are there. It returns the
 // rule's id.
@@ -349,7 +356,7 @@ func (r *entry) healed() bool { return r.Count > 0 && r.struck >= r.Count }
 // Ends reports whether nothing regular follows the action at its stage.
 func (k Kind) Ends() bool {
 	switch k {
-	case HoldUntilReleased, Delay, Drip, Swallow, Cut, Garbage:
+	case HoldUntilReleased, Delay, Drip, Swallow, Cut, Garbage, Duplicate, Reorder:
 		return false
 	}
 	return !strings.HasPrefix(string(k), "alter-")

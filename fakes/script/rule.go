@@ -64,6 +64,10 @@ const (
 	Greylist Kind = "greylist"
 	// Rate refuses what exceeds Limit events per For.
 	Rate Kind = "rate"
+	// Duplicate delivers a message of the server's own (a webhook) twice,
+	// Reorder lets the next one overtake it.
+	Duplicate Kind = "duplicate"
+	Reorder   Kind = "reorder"
 )
 
 // OnRelease says what becomes of a mail that was held before it was stored
@@ -101,8 +105,9 @@ type Match struct {
 	Key       string            `json:"key,omitempty"`
 	MessageID string            `json:"message_id,omitempty"`
 	Header    map[string]string `json:"header,omitempty"`
-	// Nth fits the n-th try of the subject, from 1: the mail's key from stage
-	// dot on, its recipient before.
+	// Nth fits the n-th try of the subject, from 1: the mail's key from the
+	// stage on at which it is known, its recipient before. A connection's own
+	// stages know no tries (always 1): there Connection counts.
 	Nth Range `json:"nth,omitzero"`
 	// Connection fits the n-th connection of the server, from 1.
 	Connection Range `json:"connection,omitzero"`
@@ -127,8 +132,12 @@ type Action struct {
 	Code     int    `json:"code,omitempty"`
 	Enhanced string `json:"enhanced,omitempty"`
 	Text     string `json:"text,omitempty"`
+	// Error names the error of a Reply over HTTP ("daily_quota_exceeded"); the
+	// code follows from it when there is none.
+	Error string `json:"error,omitempty"`
 	// For is the length of a Delay, the step of a Drip, the bound of a Hang or
-	// a Hold, the window of a Greylist or a Rate.
+	// a Hold, the window of a Greylist or a Rate; of a Reply over HTTP its
+	// Retry-After.
 	For Duration `json:"for,omitzero"`
 	// Bytes is how much of the body is read before a fault at stage body
 	// strikes; of a Cut, how much of the answer is sent (0: half of it).
@@ -143,6 +152,9 @@ type Action struct {
 
 // Name is the action as the ledger shows it: "stored:drop", "rcpt:451".
 func (a Action) Name() string {
+	if a.Kind == Reply && a.Error != "" {
+		return string(a.Stage) + ":" + a.Error
+	}
 	if a.Kind == Reply {
 		return string(a.Stage) + ":" + strconv.Itoa(a.Code)
 	}
@@ -341,7 +353,7 @@ func (a Action) validate() error {
 			return fmt.Errorf("action %q needs \"limit\" (at least 1) and \"for\"", a.Kind)
 		}
 	case Reply:
-		if a.Code == 0 {
+		if a.Code == 0 && a.Error == "" {
 			return errors.New("action \"reply\" needs \"code\"")
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	netsmtp "net/smtp"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -530,6 +531,28 @@ func TestMemoryIsBoundedByOptions(t *testing.T) {
 	}
 	require.Equal(t, 10, kept)
 	runtime.GC()
+}
+
+func TestBodiesOnDisk(t *testing.T) {
+	dir := t.TempDir()
+	srv := start(t, smtp.Options{BodyDir: dir, KeepBody: 10, KeepBodies: 1, Rules: []smtp.Rule{
+		smtp.On(smtp.StageDot, smtp.Reply).Code(451).Key("k2").Rule(),
+	}})
+	_, err := send(t, srv.Addr(), "k1", "a@example.com", "b@example.com")
+	require.NoError(t, err)
+	_, err = send(t, srv.Addr(), "k2")
+	require.Equal(t, 451, code(err))
+	rows := finished(t, srv, 3)
+	for _, a := range rows[:2] {
+		got, ok := srv.Mail(a.ID)
+		require.True(t, ok)
+		require.Equal(t, mail("k1"), string(got))
+	}
+	_, ok := srv.Mail(rows[2].ID)
+	require.False(t, ok)
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, files, 2, "nothing is left of a mail that was not stored")
 }
 
 func TestNetSMTPSpeaksTLSAndAuth(t *testing.T) {

@@ -143,6 +143,9 @@ type Options struct {
 	// 32 MiB. Hash and size are of the whole mail whatever is kept.
 	KeepBody   int
 	KeepBodies int64
+	// BodyDir, if set, gets each stored mail whole, as ID.eml by its row's ID.
+	// The files stay when the server closes.
+	BodyDir string
 	// KeepRows is how many finished ledger rows are held in memory; older ones
 	// stand in a temporary file. Default 16,384.
 	KeepRows int
@@ -205,13 +208,17 @@ func Start(opt Options) (*Server, error) {
 	if err := opt.defaults(); err != nil {
 		return nil, fmt.Errorf("fake smtp: %w", err)
 	}
+	mails, err := newMailStore(opt.KeepBodies, opt.BodyDir)
+	if err != nil {
+		return nil, fmt.Errorf("fake smtp: %w", err)
+	}
 	s := &Server{
 		opt:    opt,
 		engine: script.NewEngine(opt.Seed, vocabulary, !opt.NoMagic),
 		holds:  script.NewHolds(),
 		pauses: script.NewHolds(),
 		ledger: ledger.New(opt.KeepRows),
-		mails:  newMailStore(opt.KeepBodies),
+		mails:  mails,
 		served: make(chan error, 1),
 		conns:  map[*conn]struct{}{},
 	}
@@ -302,7 +309,7 @@ func (s *Server) ReleaseAll() int { return s.holds.ReleaseAll() }
 // still run have Seq 0.
 func (s *Server) Ledger() []Attempt {
 	rows, err := s.ledger.Snapshot()
-	s.readFailed(err)
+	s.diskFailed(err)
 	return rows
 }
 
@@ -310,14 +317,14 @@ func (s *Server) Ledger() []Attempt {
 // order in which they finished.
 func (s *Server) LedgerSince(n int64) []Attempt {
 	rows, err := s.ledger.Since(n)
-	s.readFailed(err)
+	s.diskFailed(err)
 	return rows
 }
 
-// readFailed keeps the first error of reading rows back from the temporary
-// file; Close returns it. A disk that forgets must not go unnoticed, and a test
-// that reads a ledger should not have to ask each time.
-func (s *Server) readFailed(err error) {
+// diskFailed keeps the first error of a file; Close returns it. A disk that
+// forgets must not go unnoticed, and a test that reads a ledger should not have
+// to ask each time.
+func (s *Server) diskFailed(err error) {
 	if err == nil {
 		return
 	}
@@ -335,14 +342,14 @@ func (s *Server) Subscribe(ctx context.Context) <-chan Attempt { return s.ledger
 // Verdict says what became of one key (or Message-ID, for mails without one).
 func (s *Server) Verdict(key string) Verdict {
 	v, err := s.ledger.Verdict(key)
-	s.readFailed(err)
+	s.diskFailed(err)
 	return v
 }
 
 // Verdicts says it of all keys whose mails were read whole at least once.
 func (s *Server) Verdicts() []Verdict {
 	v, err := s.ledger.Verdicts()
-	s.readFailed(err)
+	s.diskFailed(err)
 	return v
 }
 
@@ -354,7 +361,8 @@ func (s *Server) Totals() ledger.Totals { return s.ledger.Totals() }
 func (s *Server) Sessions() []ledger.Session { return s.ledger.Sessions() }
 
 // Mail returns the kept beginning of the mail of a ledger row, by the row's
-// ID; false when it was never stored or has been dropped to stay in bounds.
+// ID (all of it, from Options.BodyDir, once it has left memory); false when it
+// was never stored or has been dropped to stay in bounds.
 func (s *Server) Mail(id int64) ([]byte, bool) { return s.mails.get(id) }
 
 // Refuse closes the listening socket: new connections are refused by the

@@ -50,6 +50,7 @@ type tx struct {
 	subject string // what tries are counted by
 
 	dotAt     int64
+	spool     *spool
 	head      []byte // the kept beginning of the mail
 	key       string
 	messageID string
@@ -286,6 +287,8 @@ func (s *session) Data(r io.Reader) error {
 	if t == nil {
 		return &gosmtp.SMTPError{Code: 503, EnhancedCode: gosmtp.EnhancedCode{5, 5, 1}, Message: "MAIL first"}
 	}
+	t.spool = s.c.srv.mails.spool()
+	defer func() { s.c.srv.diskFailed(t.spool.close()) }()
 	hash, size, err := s.body(t, r)
 	if err != nil {
 		return s.bodyFailed(t, err)
@@ -339,13 +342,18 @@ func (s *session) store(t *tx) reply {
 	if c.waited {
 		now = c.srv.opt.Clock()
 	}
+	kept := t.head
+	if len(kept) > c.srv.opt.KeepBody {
+		kept = bytes.Clone(kept[:c.srv.opt.KeepBody])
+	}
 	first := int64(0)
 	for _, r := range t.list() {
 		stored, _ := r.Store(dedup, now)
 		if !stored {
 			continue
 		}
-		c.srv.mails.put(r.ID(), t.head)
+		c.srv.mails.put(r.ID(), kept)
+		t.spool.keep(r.ID())
 		if first == 0 {
 			first = r.ID()
 		}
@@ -380,6 +388,9 @@ func (s *session) bodyFailed(t *tx, err error) error {
 	return s.final(t, reply{451, "4.4.2", "Connection lost before the end of the mail"})
 }
 
+// headLimit is how much of a mail is searched for headers.
+const headLimit = 64 << 10
+
 // body reads the mail: hash and size of all of it, the kept beginning.
 func (s *session) body(t *tx, r io.Reader) (sum string, size int64, err error) {
 	h := sha256.New()
@@ -388,8 +399,9 @@ func (s *session) body(t *tx, r io.Reader) (sum string, size int64, err error) {
 	for {
 		n, err := r.Read(*b)
 		h.Write((*b)[:n])
+		t.spool.write((*b)[:n])
 		size += int64(n)
-		if room := s.c.srv.opt.KeepBody - len(t.head); room > 0 {
+		if room := max(s.c.srv.opt.KeepBody, headLimit) - len(t.head); room > 0 {
 			t.head = append(t.head, (*b)[:min(room, n)]...)
 		}
 		if err == io.EOF {

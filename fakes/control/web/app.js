@@ -27,6 +27,7 @@ const post = (path, body) => api(path, { method: 'POST', headers: { 'Content-Typ
 const tabs = {
   all: ['All', () => true], struck: ['Faults', r => r.fault], doubled: ['Doubled', r => r.copy > 1],
   silent: ['No answer', r => r.seq && !r.reply_written], refused: ['Refused', r => r.reply_written && r.code >= 400], breach: ['Breaches', r => r.breach],
+  findings: ['Findings', r => r.findings],
 };
 function when(ns) {
   if (!state.base) return '';
@@ -40,6 +41,7 @@ function marks(r) {
   if (r.deduplicated) add('duplicate, dropped', 'ok');
   if (r.closed_without_storing) add('not stored');
   if (r.breach) add('breach', 'bad');
+  for (const f of r.findings || []) add(f, 'bad');
   if (r.fault) add(r.fault, 'warn');
   if (r.reply_written) add(String(r.code), r.code < 300 ? 'ok' : 'warn'); else if (r.seq) add('no answer', 'bad');
   return el('div', { className: 'marks' }, ...m);
@@ -55,7 +57,7 @@ function rowElement(r) {
 function visible(r) {
   if (!tabs[state.tab][1](r)) return false;
   if (!state.q) return true;
-  return [r.key, r.message_id, r.recipient, r.sender, r.client, r.subject, r.fault, r.reply].join(' ').toLowerCase().includes(state.q);
+  return [r.key, r.message_id, r.recipient, r.sender, r.client, r.subject, r.fault, r.reply, r.findings].join(' ').toLowerCase().includes(state.q);
 }
 let drawing = false;
 function draw() {
@@ -77,7 +79,7 @@ function drawTabs() {
 function drawTiles(t) {
   const tile = (n, label, bad) => el('div', { className: 'tile' + (bad && n ? ' bad' : '') }, el('b', { textContent: n.toLocaleString() }), el('span', { textContent: label }));
   $('tiles').replaceChildren(tile(t.rows, 'tries'), tile(t.stored, 'stored'), tile(t.doubled, 'doubled', true), tile(t.deduplicated, 'deduplicated'),
-    tile(t.silent, 'no answer'), tile(t.refused, 'refused'), tile(t.struck, 'struck'), tile(t.breaches, 'breaches', true));
+    tile(t.silent, 'no answer'), tile(t.refused, 'refused'), tile(t.struck, 'struck'), tile(t.breaches, 'breaches', true), ...(t.findings ? [tile(t.findings, 'findings', true)] : []));
 }
 function drawHolds() {
   $('held').hidden = state.holds.length === 0;

@@ -164,6 +164,8 @@ type cell struct {
 	copies int
 	tries  int // rows of the ledger that name the recipient or none
 	fired  bool
+	// struckStored: the try that the fault struck left a copy.
+	struckStored bool
 }
 
 type table struct {
@@ -222,6 +224,9 @@ func one(ctx context.Context, c client, f fault, i int) (cell, error) {
 		return cell{}, err
 	}
 	res := cell{said: got, copies: srv.Verdict(key).Copies, fired: f.none || srv.Rules()[0].Struck > 0}
+	if rows := srv.Ledger(); len(rows) > 0 {
+		res.struckStored = rows[0].Stored
+	}
 	for _, s := range srv.Sessions() {
 		if s.Last != "" || s.Fault != "" {
 			res.tries++
@@ -292,8 +297,14 @@ func (c cell) markdown() string {
 	return s
 }
 
-// wrong: the caller was told the opposite of what the ledger knows.
-func (c cell) wrong() bool { return c.said.ok != (c.copies > 0) }
+// wrong: the caller was told the opposite of what the ledger knows. A word of
+// failure is about the try that was struck, a word of success about the end.
+func (c cell) wrong() bool {
+	if c.said.ok {
+		return c.copies == 0
+	}
+	return c.struckStored
+}
 
 // summary names, for each client, what its caller must not believe.
 func (t *table) summary() string {
