@@ -8,12 +8,13 @@
 // the writing end of a pipe. When the pipe ends, because the owner called
 // [Guardian.Stop], returned, panicked or was killed with SIGKILL, the guardian
 //
-//  1. asks those processes to stop that named a StopSignal (Postgres gives its
-//     System V shared memory back only when it stops by itself) and waits for
-//     them for at most a second,
-//  2. kills every descendant it has, until there is none,
-//  3. kills the processes that were handed over with [Guardian.Guard], with
-//     their descendants, each recognised by pid and start time,
+//  1. asks those processes to stop that named a StopSignal: Postgres gives its
+//     System V shared memory back only when it stops by itself,
+//  2. kills all others that it started, and the processes that were handed over
+//     with [Guardian.Guard], with their descendants, each recognised by pid and
+//     start time,
+//  3. waits up to two seconds for those of 1, and kills every descendant it has,
+//     until there is none,
 //  4. removes the directories that it made, and exits.
 //
 // There is no instant at which a process exists and is not covered: it is forked
@@ -46,7 +47,7 @@ const (
 
 const (
 	// graceful is how long a process with a StopSignal may take to end.
-	graceful = time.Second
+	graceful = 2 * time.Second
 	// bound is after how long the guardian gives up on processes that do not
 	// die of SIGKILL (in the kernel's uninterruptible sleep).
 	bound = 10 * time.Second

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sys/unix"
 
 	"mailproof/infra"
 	"mailproof/infra/guardian"
@@ -23,6 +24,7 @@ const postgresUser = "mailproof"
 
 type postgres struct {
 	*node
+	data     string
 	port     int
 	password string
 	version  string
@@ -48,6 +50,7 @@ func startPostgres(ctx context.Context, e *environment, ports *ports) (*postgres
 	if err != nil {
 		return nil, err
 	}
+	pg.data = data
 	log := e.log("postgres")
 	pg.node = &node{
 		name:     "postgres",
@@ -166,4 +169,33 @@ func closeConn(ctx context.Context, conn *pgx.Conn, err *error) {
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	*err = errors.Join(*err, conn.Close(closing))
+}
+
+// removeSegment frees the System V shared memory of a server that was killed and
+// not started again, which would have freed it. Line 7 of postmaster.pid holds
+// its key and id.
+func (pg *postgres) removeSegment() error {
+	if pg.Running() {
+		return nil // it is going to be asked to stop
+	}
+	b, err := os.ReadFile(filepath.Join(pg.data, "postmaster.pid"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // it ended by itself
+	}
+	if err != nil {
+		return err
+	}
+	const line = 6
+	lines := strings.Split(string(b), "\n")
+	if len(lines) <= line {
+		return nil // killed before it had any
+	}
+	var key, id int
+	if _, err := fmt.Sscan(lines[line], &key, &id); err != nil {
+		return nil // likewise
+	}
+	if _, err := unix.SysvShmCtl(id, unix.IPC_RMID, nil); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EIDRM) {
+		return fmt.Errorf("free the shared memory of the killed Postgres: %w", err)
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -197,4 +198,31 @@ func TestParseQueues(t *testing.T) {
 	}, got)
 	_, err = parseQueues([]byte("Error: timeout"))
 	require.ErrorContains(t, err, "list_queues")
+}
+
+// Postgres' shared memory outlives a SIGKILL, and a machine has few segments.
+func TestStopFreesSharedMemoryOfKilledPostgres(t *testing.T) {
+	stack, err := New(setup.Locate()).Start(t.Context(), infra.Spec{LogDir: t.TempDir(), Postgres: true})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, stack.Stop(context.Background())) }()
+	pg := stack.(*Stack).postgres
+	require.NoError(t, pg.Kill(t.Context()))
+	pid, err := os.ReadFile(filepath.Join(pg.data, "postmaster.pid"))
+	require.NoError(t, err)
+	segment := strings.Fields(strings.Split(string(pid), "\n")[6])[1]
+	require.Contains(t, segments(t), segment)
+	require.NoError(t, stack.Stop(t.Context()))
+	require.NotContains(t, segments(t), segment)
+}
+
+// segments are the ids of all System V shared memory; see proc(5).
+func segments(t *testing.T) []string {
+	t.Helper()
+	b, err := os.ReadFile("/proc/sysvipc/shm")
+	require.NoError(t, err)
+	var ids []string
+	for line := range strings.Lines(string(b)) {
+		ids = append(ids, strings.Fields(line)[1])
+	}
+	return ids
 }

@@ -2,6 +2,7 @@ package processes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"mailproof/infra"
@@ -69,7 +70,11 @@ func (s *Stack) Stop(ctx context.Context) error {
 	if k, ok := s.kafka.(*kfakeCluster); ok {
 		k.cluster.Close()
 	}
-	if err := s.guardian.Stop(ctx); err != nil {
+	var segment error
+	if s.postgres != nil {
+		segment = s.postgres.removeSegment()
+	}
+	if err := errors.Join(s.guardian.Stop(ctx), segment); err != nil {
 		return fmt.Errorf("stop the stack: %w", err)
 	}
 	return nil
