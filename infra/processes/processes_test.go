@@ -100,6 +100,15 @@ func TestStartNamesWhatIsMissing(t *testing.T) {
 	require.ErrorContains(t, err, "LogDir")
 }
 
+// The guardian has a working directory of its own.
+func TestLogDirMayBeRelative(t *testing.T) {
+	t.Chdir(t.TempDir())
+	stack, err := New(setup.Locate()).Start(t.Context(), infra.Spec{LogDir: "logs", Postgres: true})
+	require.NoError(t, err)
+	require.NoError(t, stack.Stop(context.WithoutCancel(t.Context())))
+	require.FileExists(t, filepath.Join("logs", "postgres.log"))
+}
+
 // A start that fails half-way leaves nothing, and says what the server said.
 func TestFailedStartLeavesNothing(t *testing.T) {
 	tmp := tempFolder(t)

@@ -61,7 +61,7 @@ func (p *Provider) Start(ctx context.Context, spec infra.Spec) (infra.Stack, err
 	if err := p.check(spec); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(spec.LogDir, 0o755); err != nil {
+	if err := makeLogDir(&spec); err != nil {
 		return nil, fmt.Errorf("make the directory of the logs: %w", err)
 	}
 	g, err := guardian.Start(ctx, filepath.Join(spec.LogDir, "guardian.log"))
@@ -75,6 +75,15 @@ func (p *Provider) Start(ctx context.Context, spec infra.Spec) (infra.Stack, err
 		return nil, errors.Join(err, g.Stop(stopping))
 	}
 	return s, nil
+}
+
+// makeLogDir also makes the path absolute: the guardian, which opens the logs,
+// works in another directory.
+func makeLogDir(spec *infra.Spec) (err error) {
+	if spec.LogDir, err = filepath.Abs(spec.LogDir); err != nil {
+		return err
+	}
+	return os.MkdirAll(spec.LogDir, 0o755)
 }
 
 func withDefaults(spec infra.Spec) infra.Spec {
