@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	gosmtp "github.com/emersion/go-smtp"
+
 	"mailproof/fakes/ledger"
 	"mailproof/fakes/script"
 	"mailproof/fakes/socket"
@@ -253,6 +255,52 @@ func (c *conn) readData(p []byte) (int, error) {
 		c.mode = modeCommand
 	}
 	return c.take(p, b[:n]), nil
+}
+
+// dataBody reads the body of a DATA command past go-smtp, which would look at
+// each byte twice. What is left for go-smtp is an empty body's end.
+type dataBody struct {
+	c    *conn
+	left int64 // of Options.MaxMessageBytes
+}
+
+func (d *dataBody) Read(p []byte) (int, error) {
+	c := d.c
+	for {
+		b, err := c.peekBody(len(p) - 1)
+		if err != nil {
+			return 0, unexpected(err)
+		}
+		out, in, end := c.eod.unstuff(p, b)
+		if end {
+			if err := c.strikeBody(true); err != nil {
+				return 0, err
+			}
+			c.mode, c.lineBuf = modeCommand, endOfData
+		}
+		_, _ = c.br.Discard(in)
+		c.read += int64(in)
+		d.left -= int64(out)
+		switch {
+		case d.left < 0 && end:
+			return 0, gosmtp.ErrDataTooLarge
+		case d.left < 0:
+			continue // the rest is read, and kept by nobody
+		case end:
+			return out, io.EOF
+		case out > 0:
+			return out, nil
+		}
+	}
+}
+
+var endOfData = []byte(".\r\n")
+
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 func (c *conn) readChunk(p []byte) (int, error) {

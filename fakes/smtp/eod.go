@@ -36,6 +36,41 @@ func (s *eodScanner) scan(b []byte) (n int, end bool) {
 	return len(b), false
 }
 
+// unstuff copies data from src to dst without the dots that RFC 5321 4.5.2 adds
+// at the beginning of lines, and without the terminator. dst must be longer
+// than src by one: a CR that might have begun the terminator is given back with
+// the byte that shows it did not.
+func (s *eodScanner) unstuff(dst, src []byte) (out, in int, end bool) {
+	for in < len(src) {
+		if s.state == eodData {
+			run := bytes.IndexByte(src[in:], '\r')
+			if run < 0 {
+				run = len(src) - in
+			}
+			if run > 0 {
+				copy(dst[out:], src[in:in+run])
+				out, in = out+run, in+run
+				continue
+			}
+		}
+		was, c := s.state, src[in]
+		in++
+		if s.step(c) {
+			return out, in, true
+		}
+		if s.state == eodDot || s.state == eodDotCR {
+			continue // not known yet whether it is data
+		}
+		if was == eodDotCR {
+			dst[out] = '\r'
+			out++
+		}
+		dst[out] = c
+		out++
+	}
+	return out, in, false
+}
+
 // step takes one byte and reports the end of the data.
 func (s *eodScanner) step(c byte) bool {
 	next := eodData

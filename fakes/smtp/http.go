@@ -1,9 +1,6 @@
 package smtp
 
 import (
-	"context"
-	"errors"
-	"net"
 	"net/http"
 	"time"
 
@@ -31,50 +28,7 @@ func (s *Server) Control() http.Handler {
 }
 
 // URL of the control API, "" when there is none.
-func (s *Server) URL() string {
-	if s.http == nil {
-		return ""
-	}
-	return "http://" + s.http.l.Addr().String()
-}
-
-type httpSide struct {
-	l      net.Listener
-	srv    *http.Server
-	stop   context.CancelFunc
-	served chan error
-}
-
-func serveHTTP(addr string, h http.Handler) (*httpSide, error) {
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, err
-	}
-	// Event streams end with this context, so that closing waits for nobody.
-	ctx, stop := context.WithCancel(context.Background())
-	side := &httpSide{l: l, stop: stop, served: make(chan error, 1), srv: &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       time.Minute,
-		BaseContext:       func(net.Listener) context.Context { return ctx },
-	}}
-	go func() { side.served <- side.srv.Serve(l) }()
-	return side, nil
-}
-
-func (h *httpSide) close() error {
-	if h == nil {
-		return nil
-	}
-	h.stop()
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	err := h.srv.Shutdown(ctx)
-	if served := <-h.served; !errors.Is(served, http.ErrServerClosed) {
-		err = errors.Join(err, served)
-	}
-	return err
-}
+func (s *Server) URL() string { return s.http.URL() }
 
 func presets() []control.Preset {
 	return []control.Preset{

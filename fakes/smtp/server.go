@@ -41,6 +41,7 @@ import (
 
 	gosmtp "github.com/emersion/go-smtp"
 
+	"mailproof/fakes/control"
 	"mailproof/fakes/ledger"
 	"mailproof/fakes/script"
 	"mailproof/fakes/socket"
@@ -194,7 +195,7 @@ type Server struct {
 	gate   *socket.Gate
 	smtp   *gosmtp.Server
 	served chan error
-	http   *httpSide // nil without a control API
+	http   *control.Side // nil without a control API
 
 	mu       sync.Mutex
 	closing  bool
@@ -229,7 +230,7 @@ func Start(opt Options) (*Server, error) {
 		return nil, fmt.Errorf("fake smtp: %w", err)
 	}
 	if opt.HTTPAddr != "" {
-		h, err := serveHTTP(opt.HTTPAddr, s.Control())
+		h, err := control.Serve(opt.HTTPAddr, s.Control())
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("fake smtp: control API: %w", err), s.Close())
 		}
@@ -391,7 +392,7 @@ func (s *Server) Close() error {
 	}
 	s.mu.Unlock()
 
-	httpErr := s.http.close()
+	httpErr := s.http.Close()
 	for _, c := range open {
 		c.kill(false)
 	}

@@ -54,6 +54,7 @@ type tx struct {
 	head      []byte // the kept beginning of the mail
 	key       string
 	messageID string
+	title     string // subject header
 
 	mu sync.Mutex // guards rows' list against the closing of the server
 }
@@ -289,16 +290,18 @@ func (s *session) Data(r io.Reader) error {
 	}
 	t.spool = s.c.srv.mails.spool()
 	defer func() { s.c.srv.diskFailed(t.spool.close()) }()
+	if _, chunked := r.(*io.PipeReader); !chunked { // BDAT runs beside the connection
+		r = &dataBody{s.c, s.c.srv.opt.MaxMessageBytes}
+	}
 	hash, size, err := s.body(t, r)
 	if err != nil {
 		return s.bodyFailed(t, err)
 	}
 	now := s.c.srv.opt.Clock()
 	t.dotAt = now
-	subject := headerOf(t.head, "Subject")
 	t.update(func(a *Attempt) {
 		a.Stage, a.DotAt = string(StageDot), now
-		a.Key, a.MessageID, a.Subject = t.key, t.messageID, subject
+		a.Key, a.MessageID, a.Subject = t.key, t.messageID, t.title
 		a.BodyHash, a.Size = hash, size
 	})
 	return s.settle(t)
@@ -483,51 +486,71 @@ func (t *tx) identity() string {
 }
 
 func (t *tx) readHeaders(keyHeader string) {
-	t.key = headerOf(t.head, keyHeader)
-	t.messageID = headerOf(t.head, "Message-ID")
+	first := []string{keyHeader, "Message-ID", "Subject"}
+	found := headers(t.head, first...)
+	t.key, t.messageID, t.title = found[0].first(), found[1].first(), found[2].first()
 }
 
-func (t *tx) header(name string) []string { return headers(t.head, name) }
+func (t *tx) header(name string) []string { return headers(t.head, name)[0] }
 
-func headerOf(head []byte, name string) string {
-	if all := headers(head, name); len(all) > 0 {
-		return all[0]
+// values of one header field, in their order.
+type values []string
+
+func (v values) first() string {
+	if len(v) == 0 {
+		return ""
 	}
-	return ""
+	return v[0]
 }
 
-// headers returns the values of all header fields of that name, unfolded and
-// decoded (RFC 2047 where it applies).
-func headers(head []byte, name string) []string {
-	var out []string
-	open := false
+// headers returns the values of all header fields of each name, unfolded and
+// decoded (RFC 2047 where it applies), in one pass.
+func headers(head []byte, names ...string) []values {
+	out := make([]values, len(names))
+	open := -1
 	for len(head) > 0 {
-		line, rest, _ := bytes.Cut(head, []byte{'\n'})
+		line, rest, _ := bytes.Cut(head, newline)
 		head = rest
 		line = bytes.TrimRight(line, "\r")
 		if len(line) == 0 {
 			break
 		}
 		if line[0] == ' ' || line[0] == '\t' {
-			if open {
-				out[len(out)-1] += " " + string(bytes.TrimSpace(line))
+			if open >= 0 {
+				v := out[open]
+				v[len(v)-1] += " " + string(bytes.TrimSpace(line))
 			}
 			continue
 		}
-		field, value, ok := bytes.Cut(line, []byte{':'})
-		open = ok && strings.EqualFold(string(bytes.TrimSpace(field)), name)
-		if open {
-			out = append(out, string(bytes.TrimSpace(value)))
+		open = -1
+		field, value, ok := bytes.Cut(line, colon)
+		if !ok {
+			continue
 		}
-	}
-	for i, v := range out {
-		if strings.Contains(v, "=?") {
-			if d, err := new(mime.WordDecoder).DecodeHeader(v); err == nil {
-				out[i] = d
+		field = bytes.TrimSpace(field)
+		for i, name := range names {
+			if len(field) == len(name) && strings.EqualFold(string(field), name) {
+				out[i] = append(out[i], string(bytes.TrimSpace(value)))
+				open = i
 			}
 		}
 	}
+	for _, v := range out {
+		v.decode()
+	}
 	return out
+}
+
+var newline, colon = []byte{'\n'}, []byte{':'}
+
+func (v values) decode() {
+	for i, s := range v {
+		if strings.Contains(s, "=?") {
+			if d, err := new(mime.WordDecoder).DecodeHeader(s); err == nil {
+				v[i] = d
+			}
+		}
+	}
 }
 
 // bodies are read buffers: one per body in transfer.

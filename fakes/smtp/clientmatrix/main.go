@@ -225,7 +225,7 @@ func one(ctx context.Context, c client, f fault, i int) (cell, error) {
 	}
 	res := cell{said: got, copies: srv.Verdict(key).Copies, fired: f.none || srv.Rules()[0].Struck > 0}
 	if rows := srv.Ledger(); len(rows) > 0 {
-		res.struckStored = rows[0].Stored
+		res.struckStored = rows[0].Session == 1 && rows[0].Stored
 	}
 	for _, s := range srv.Sessions() {
 		if s.Last != "" || s.Fault != "" {
@@ -247,7 +247,7 @@ func message(key, to string) []byte {
 func (t *table) markdown() string {
 	var b strings.Builder
 	b.WriteString("# What real clients make of each fault\n\n" +
-		"Made by `go run ./fakes/smtp/clientmatrix`; one mail for each cell, each fault strikes once.\n" +
+		"Made by `fakes/smtp/clientmatrix/run.sh`; one mail for each cell, each fault strikes once.\n" +
 		"A cell is what the client told its caller. **Bold**: it is wrong; the ledger says otherwise.\n" +
 		"\"×2\": the recipient has two copies. \"n connections\": the client connected again by itself.\n" +
 		"\"–\": the client never sends that command.\n\n")
