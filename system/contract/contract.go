@@ -109,6 +109,68 @@ func (e Event) Validate() error {
 // CreatesMail reports whether the event asks for a mail.
 func (t EventType) CreatesMail() bool { return t == BookingConfirmed || t == BookingReopened }
 
+// MailEventType says what became of a booking's mail (A2-14).
+type MailEventType string
+
+// The events of mail.events. EmailBounced is reserved: nothing here hears of
+// bounces.
+const (
+	EmailSent          MailEventType = "EmailSent"
+	EmailFailed        MailEventType = "EmailFailed"    // dead or expired; a replay may still send it
+	EmailCancelled     MailEventType = "EmailCancelled" // none was sent and none will be
+	EmailCancelTooLate MailEventType = "EmailCancelTooLate"
+)
+
+// MailEvent is the value of one record of mail.events, keyed by booking_id. Of
+// the events of one dedupe key the one with the highest version counts; of two
+// with the same version EmailCancelTooLate does.
+type MailEvent struct {
+	EventID    string        `json:"event_id"`
+	EventType  MailEventType `json:"event_type"`
+	Schema     int           `json:"schema"`  // of this JSON, see [EventVersion]
+	Version    int64         `json:"version"` // of the mail: rises with each transition
+	OccurredAt time.Time     `json:"occurred_at"`
+	DedupeKey  string        `json:"dedupe_key"`
+	BookingID  string        `json:"booking_id"`
+	Generation int           `json:"generation"`
+	Attempts   int           `json:"attempts"`
+	ProviderID string        `json:"provider_id,omitempty"`
+}
+
+// DecodeMailEvent reads and checks one record's value. Every error is
+// [ErrUndecodable].
+func DecodeMailEvent(body []byte) (MailEvent, error) {
+	var e MailEvent
+	if err := json.Unmarshal(body, &e); err != nil {
+		return MailEvent{}, fmt.Errorf("%w: %w", ErrUndecodable, err)
+	}
+	if err := e.validate(); err != nil {
+		return e, fmt.Errorf("%w: %w", ErrUndecodable, err)
+	}
+	return e, nil
+}
+
+func (e MailEvent) validate() error {
+	switch {
+	case e.Schema < 1 || e.Schema > EventVersion:
+		return fmt.Errorf("schema %d is not supported, the newest known is %d", e.Schema, EventVersion)
+	case e.EventID == "":
+		return errors.New("event_id is empty")
+	case e.DedupeKey == "":
+		return errors.New("dedupe_key is empty")
+	case e.BookingID == "":
+		return errors.New("booking_id is empty")
+	case e.Version < 1:
+		return fmt.Errorf("version %d is below 1", e.Version)
+	}
+	switch e.EventType {
+	case EmailSent, EmailFailed, EmailCancelled, EmailCancelTooLate:
+		return nil
+	default:
+		return fmt.Errorf("event_type %q is not known", e.EventType)
+	}
+}
+
 // TicketKey is the dedupe key of a booking's ticket mail: it names the intent
 // (OB-06). Generation 1 is "ticket:<booking>", a reopened booking's is
 // "ticket:<booking>:v<generation>" (C-10).

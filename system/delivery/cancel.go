@@ -39,6 +39,11 @@ func (s *Store) Cancel(ctx context.Context, c CancelRequest) (Cancelling, error)
 	if err := c.validate(); err != nil {
 		return Cancelling{}, fmt.Errorf("cancel: %w", err)
 	}
+	// Noted before the mails are looked at: a mail that was sent already keeps
+	// its row as it is, and must not be sent again for a cancelled booking.
+	if _, err := s.db.Exec(ctx, sqlNoteCancel, c.BookingID, c.Generation); err != nil {
+		return Cancelling{}, fmt.Errorf("cancel %s: note booking %s: %w", c.DedupeKey, c.BookingID, err)
+	}
 	out, err := s.cancelKey(ctx, c)
 	if err != nil {
 		return Cancelling{}, fmt.Errorf("cancel %s: %w", c.DedupeKey, err)
@@ -48,6 +53,12 @@ func (s *Store) Cancel(ctx context.Context, c CancelRequest) (Cancelling, error)
 	out.Others, err = s.rows(ctx, sqlCancelBooking, c.BookingID, c.Generation, c.DedupeKey)
 	if err != nil {
 		return Cancelling{}, fmt.Errorf("cancel %s: other mails of booking %s: %w", c.DedupeKey, c.BookingID, err)
+	}
+	if s.tooLate == "" {
+		return out, nil
+	}
+	if _, err := s.db.Exec(ctx, s.tooLate, c.BookingID, c.Generation); err != nil {
+		return Cancelling{}, fmt.Errorf("cancel %s: tell that it came too late: %w", c.DedupeKey, err)
 	}
 	return out, nil
 }

@@ -16,8 +16,20 @@ import (
 // primary key one after the other, so that whatever else the machine does slows
 // all of them: the ratios are the result. The server runs without fsync here,
 // so that the statements are what counts.
-func BenchmarkAgainstRawUpdate(b *testing.B) {
+func BenchmarkAgainstRawUpdate(b *testing.B) { againstRawUpdate(b, "") }
+
+// BenchmarkWithEvents is the same with the event of each settle.
+func BenchmarkWithEvents(b *testing.B) { againstRawUpdate(b, "mail.events") }
+
+func againstRawUpdate(b *testing.B, topic string) {
 	s, ids := benchStore(b)
+	if topic != "" {
+		pool := s.db.(*pgxpool.Pool)
+		withOutbox(b, pool)
+		cfg := s.cfg
+		cfg.Events = topic
+		s = New(pool, cfg)
+	}
 	half := len(ids) / 2
 	var claim, settle, raw time.Duration
 	for i := 0; b.Loop(); i++ {

@@ -115,6 +115,10 @@ type Config struct {
 	MaxAttempts int
 	// Policies per mail type; a type that is missing here is held.
 	Policies map[contract.MailType]Policy
+	// Events is the topic of the mail events, which are written into table
+	// outbox of the same database; the caller migrates that table and runs its
+	// relay. Empty: none are written.
+	Events string
 }
 
 // Validate names everything that is wrong with the configuration.
@@ -133,6 +137,9 @@ func (c Config) Validate() error {
 		if d <= 0 {
 			errs = append(errs, fmt.Errorf("retry delay %d is %s, not above zero", i+1, d))
 		}
+	}
+	if err := validateTopic(c.Events); err != nil {
+		errs = append(errs, err)
 	}
 	for t, p := range c.Policies {
 		if p != SameKey && p != Resend && p != Hold {
@@ -166,12 +173,17 @@ type Store struct {
 	db         DB
 	cfg        Config
 	resendable []string
+	telling    map[string]string // statement → the same, with its event
+	tooLate    string            // "" where no events are written
 }
 
 // New makes a store. The pool's database must have been migrated; the service
 // checks cfg with [Config.Validate] at start.
 func New(pool *pgxpool.Pool, cfg Config) *Store {
-	return &Store{db: pool, cfg: cfg, resendable: cfg.resendable()}
+	return &Store{
+		db: pool, cfg: cfg, resendable: cfg.resendable(),
+		telling: tellingStatements(cfg.Events), tooLate: cancelTooLate(cfg.Events),
+	}
 }
 
 // On is the same store inside a transaction of the caller, for a business
@@ -179,7 +191,17 @@ func New(pool *pgxpool.Pool, cfg Config) *Store {
 // The transaction must be READ COMMITTED, and nothing may be sent inside it
 // (A1-08).
 func (s *Store) On(tx pgx.Tx) *Store {
-	return &Store{db: tx, cfg: s.cfg, resendable: s.resendable}
+	inside := *s
+	inside.db = tx
+	return &inside
+}
+
+// statement is sql, or what stands in its place where events are written.
+func (s *Store) statement(sql string) string {
+	if told, ok := s.telling[sql]; ok {
+		return told
+	}
+	return sql
 }
 
 // ErrNoRow is returned for an id that has no row.
@@ -233,7 +255,7 @@ func (s *Store) Insert(ctx context.Context, rows []NewRow) ([]Inserted, error) {
 	if err != nil {
 		return nil, fmt.Errorf("insert: %w", err)
 	}
-	res, err := s.db.Query(ctx, sqlInsert, s.cfg.MaxAttempts, in.ids, in.keys, in.bookings, in.campaigns, in.events,
+	res, err := s.db.Query(ctx, s.statement(sqlInsert), s.cfg.MaxAttempts, in.ids, in.keys, in.bookings, in.campaigns, in.events,
 		in.types, in.channels, in.recipients, in.payloads, in.stale, in.generations, in.sendAfter, in.expiresAt)
 	if err != nil {
 		return nil, fmt.Errorf("insert %d notifications: %w", len(rows), err)
@@ -442,7 +464,7 @@ func (s *Store) Ambiguous(ctx context.Context, id uuid.UUID, token int64, reason
 
 // settle runs a statement that returns the row and its wait, if it applied.
 func (s *Store) settle(ctx context.Context, sql string, args ...any) (Outcome, bool, error) {
-	res, err := s.db.Query(ctx, sql, args...)
+	res, err := s.db.Query(ctx, s.statement(sql), args...)
 	if err != nil {
 		return Outcome{}, false, err
 	}
@@ -579,7 +601,7 @@ func scanWithMail(r pgx.CollectableRow) (Row, error) {
 }
 
 func (s *Store) rows(ctx context.Context, sql string, args ...any) ([]Row, error) {
-	res, err := s.db.Query(ctx, sql, args...)
+	res, err := s.db.Query(ctx, s.statement(sql), args...)
 	if err != nil {
 		return nil, err
 	}

@@ -41,8 +41,10 @@ func TestStatementsAgreeWithTheModel(t *testing.T) {
 	t.Parallel()
 	pool := newDatabase(t)
 	begin, compared := time.Now(), 0
-	for _, policy := range []Policy{Hold, Resend} {
+	withOutbox(t, pool)
+	for policy, topic := range map[Policy]string{Hold: "", Resend: "mail.events"} {
 		cfg := testConfig(policy)
+		cfg.Events = topic // what writes an event moves the row in the same way
 		cfg.MaxAttempts = diffLimit
 		s := New(pool, cfg)
 		m := model{policy: policy, attempts: diffLimit}

@@ -61,6 +61,8 @@ func TestNoStatementScansTheTable(t *testing.T) {
 	must(s.Unstamped(ctx, time.Second, 10))(t)
 	require.NoError(t, s.StampDLQ(ctx, []Row{{ID: sending, Version: 1}}))
 	must(s.DeadRows(ctx, After{}, 10))(t)
+	must(s.DeadWhere(ctx, DeadFilter{Reason: "451"}, After{}, 10))(t)
+	must(s.ByIDs(ctx, []uuid.UUID{pending, sending}))(t)
 	must(s.UnknownRows(ctx, After{}, 10))(t)
 	must(s.DeleteAtRest(ctx, time.Hour, 10))(t)
 	must(s.RaiseAlert(ctx, "dead", "ticket:1", "why"))(t)

@@ -309,6 +309,11 @@ ON CONFLICT (dedupe_key) DO UPDATE SET ` + setCancelled + `
 WHERE n.generation <= EXCLUDED.generation AND ` + cancellable + `
 RETURNING ` + columns
 
+// sqlNoteCancel remembers the cancelled booking itself.
+const sqlNoteCancel = `-- note_cancel
+INSERT INTO cancelled_bookings AS c (booking_id, generation) VALUES ($1, $2)
+ON CONFLICT (booking_id) DO UPDATE SET generation = greatest(c.generation, EXCLUDED.generation), cancelled_at = ` + clock
+
 // sqlCancelBooking is cancel for the booking's other mails (C-04).
 const sqlCancelBooking = `-- cancel_booking
 UPDATE notifications n SET ` + setCancelled + `
@@ -458,6 +463,12 @@ WITH old AS (
   DELETE FROM notification_mails m WHERE m.notification_id = ANY(ARRAY(SELECT id FROM old))
 )
 DELETE FROM notifications n WHERE n.id = ANY(ARRAY(SELECT id FROM old))`
+
+// sqlDeleteCancels forgets cancelled bookings, as old as the tombstones.
+const sqlDeleteCancels = `-- delete_cancels
+DELETE FROM cancelled_bookings c WHERE c.booking_id = ANY(ARRAY(
+  SELECT o.booking_id FROM cancelled_bookings o WHERE o.cancelled_at < ` + clock + ` - $1::interval
+  ORDER BY o.cancelled_at LIMIT $2 FOR UPDATE SKIP LOCKED))`
 
 // sqlRaiseAlert: without an incident of its own ($4) an alert about a row is
 // one per version of the row.

@@ -141,6 +141,9 @@ func (s *Store) DeleteAtRest(ctx context.Context, keep time.Duration, limit int)
 	if err != nil {
 		return 0, fmt.Errorf("delete rows at rest for %s: %w", keep, err)
 	}
+	if _, err := s.db.Exec(ctx, sqlDeleteCancels, keep, limit); err != nil {
+		return 0, fmt.Errorf("delete cancels older than %s: %w", keep, err)
+	}
 	return tag.RowsAffected(), nil
 }
 
