@@ -88,9 +88,13 @@ type conn struct {
 
 type strike struct{ name, rule string }
 
+// readers are the read buffers of connections.
+var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4096) }}
+
 func newConn(s *Server, nc net.Conn) *conn {
-	ip, _, _ := net.SplitHostPort(nc.RemoteAddr().String())
-	return &conn{srv: s, ip: ip, tcp: nc, rw: nc, br: bufio.NewReaderSize(nc, 4096), since: s.opt.Clock()}
+	br := readers.Get().(*bufio.Reader)
+	br.Reset(nc)
+	return &conn{srv: s, tcp: nc, rw: nc, br: br, since: s.opt.Clock()}
 }
 
 func (c *conn) LocalAddr() net.Addr  { return c.tcp.LocalAddr() }
@@ -585,9 +589,16 @@ func (c *conn) tx() *tx {
 
 func (c *conn) event(stage Stage) script.Event {
 	return script.Event{
-		Stage: stage, Connection: c.id, Message: c.mails, Client: c.client, ClientIP: c.ip,
+		Stage: stage, Connection: c.id, Message: c.mails, Client: c.client, ClientIP: c.clientIP(),
 		Subject: "connection " + strconv.FormatInt(c.id, 10), Nth: 1,
 	}
+}
+
+func (c *conn) clientIP() string {
+	if a, ok := c.tcp.RemoteAddr().(*net.TCPAddr); ok {
+		return a.IP.String()
+	}
+	return c.tcp.RemoteAddr().String()
 }
 
 func (c *conn) txEvent(tx *tx, stage Stage) script.Event {
@@ -749,6 +760,11 @@ func (c *conn) Close() error {
 	c.kill(false)
 	if c.srv.leave(c) {
 		c.srv.ledger.AddSession(c.record())
+		// Nobody reads any more: Read and Write look first whether the socket is
+		// closed, and go-smtp calls Close from the goroutine that reads.
+		c.br.Reset(nil)
+		readers.Put(c.br)
+		c.br = nil
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -184,12 +185,14 @@ func FuzzSession(f *testing.F) {
 		nc, err := net.Dial("tcp", srv.Addr())
 		require.NoError(t, err)
 		require.NoError(t, nc.SetDeadline(time.Now().Add(10*time.Second)))
-		go func() {
+		var writer sync.WaitGroup
+		writer.Go(func() {
 			_, _ = nc.Write(data)
 			_ = nc.(*net.TCPConn).CloseWrite()
-		}()
+		})
 		_, _ = io.Copy(io.Discard, nc)
 		_ = nc.Close()
+		writer.Wait() // the fuzzer changes data afterwards
 		require.NoError(t, srv.Close())
 		for _, a := range srv.Ledger() {
 			require.False(t, a.Open(), "%+v", a)
