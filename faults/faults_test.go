@@ -220,38 +220,6 @@ func TestKillWhileHeldThatIsCutShortIsNoWitness(t *testing.T) {
 	require.Contains(t, run.Record().Reason, "1 of 2 kills")
 }
 
-func (v *victim) Pause(context.Context) error  { v.kills.Add(1); return nil }
-func (v *victim) Resume(context.Context) error { v.kills.Add(100); return nil }
-
-func TestPauseWhileHeldStopsAndContinuesEachTime(t *testing.T) {
-	s := server(t, smtp.Plain)
-	v := startVictim(t, s)
-	f := NewPauseWhileHeld(s, v, 3, 20*time.Millisecond, func() time.Duration { return time.Millisecond })
-	run := NewRun(f, clock)
-	require.NoError(t, run.Inject(t.Context()))
-	require.NoError(t, run.Wait(t.Context()))
-	require.NoError(t, run.Heal(t.Context()))
-	require.NoError(t, run.Witness(t.Context()))
-	require.Equal(t, history.Installed, run.Record().Outcome, run.Record().Reason)
-	require.Equal(t, 3, run.Record().Count)
-	require.EqualValues(t, 303, v.kills.Load(), "three stops, three times continued")
-	require.Empty(t, s.Holds())
-	require.Empty(t, s.Rules())
-}
-
-func TestPauseWhileHeldThatIsCutShortLeavesTheProcessRunning(t *testing.T) {
-	s := server(t, smtp.Plain)
-	v := startVictim(t, s)
-	f := NewPauseWhileHeld(s, v, 1, time.Hour, func() time.Duration { return 0 })
-	run := NewRun(f, clock)
-	require.NoError(t, run.Inject(t.Context()))
-	require.Eventually(t, func() bool { return v.kills.Load() == 1 }, 10*time.Second, time.Millisecond)
-	require.NoError(t, run.Heal(t.Context()))
-	require.EqualValues(t, 101, v.kills.Load())
-	require.NoError(t, run.Witness(t.Context()))
-	require.Empty(t, run.Record().Witness)
-}
-
 func TestKillAtRandomKillsAfterEachGap(t *testing.T) {
 	v := startVictim(t, server(t, smtp.Plain))
 	f := NewKillAtRandom(v, []time.Duration{time.Millisecond, time.Millisecond, time.Millisecond}, new(sync.Mutex))

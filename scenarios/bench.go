@@ -55,7 +55,7 @@ func (b *Bench) Rand(purpose string) *rand.Rand { return rng(b.Seed, b.Scenario,
 
 // Parts are what faults act on beside the target's processes.
 type Parts struct {
-	Mail    faults.MailServer
+	Mail    faults.WatchedMailServer
 	Brokers []string // Kafka
 	Topic   string   // the event topic
 }

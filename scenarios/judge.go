@@ -33,6 +33,7 @@ func Judge(dir string) (reports.Scenario, error) {
 		Counts: judged.Counts, Latency: judged.Latency, Invariants: append(judged.Checked, own.checked...),
 		Measured: own.Measured, Dir: filepath.Base(dir),
 	}
+	tellStories(h, own.Findings)
 	for _, f := range own.Findings {
 		result.Verdict = verify.Worse(result.Verdict, f.Verdict)
 		result.Findings = append(result.Findings, f)
@@ -47,6 +48,23 @@ func Judge(dir string) (reports.Scenario, error) {
 	}
 	result.Seconds = seconds(h.End - h.Start)
 	return result, nil
+}
+
+// tellStories adds the mail's life to the first findings that name one.
+func tellStories(h *history.History, findings []verify.Finding) {
+	var evidence *verify.Evidence
+	told := 0
+	for i := range findings {
+		f := &findings[i]
+		if f.Key == "" || f.Story != nil || told >= verify.MaxStories || h.Meta == nil {
+			continue
+		}
+		if evidence == nil {
+			evidence = verify.NewEvidence(h, verify.DefaultColumns())
+		}
+		f.Story = evidence.Story(f.Key)
+		told++
+	}
 }
 
 // judgeOf is the judge of the history's own scenario, nil if it has none. A

@@ -171,7 +171,7 @@ func report(out io.Writer, f chaosFlags, binary, dir string, sum reports.Summary
 	if err := linkLatest(dir); err != nil {
 		return err
 	}
-	closing(out, dir, sum)
+	closing(out, filepath.Join(filepath.Dir(dir), "latest"), sum)
 	if sum.Verdict == verify.Pass || sum.Verdict == verify.SkippedRun {
 		return nil
 	}
@@ -206,7 +206,7 @@ func closing(out io.Writer, dir string, sum reports.Summary) {
 	}
 	fmt.Fprintf(out, "\n%s  seed %d, %.0f s, Postgres %s, RabbitMQ %s, Kafka %s (%s)\n", t.paint(sum.Verdict), sum.Seed, sum.Seconds,
 		sum.Versions.Postgres, sum.Versions.RabbitMQ, sum.Versions.Kafka, sum.Versions.KafkaKind)
-	fmt.Fprintf(out, "report: %s\n", filepath.Join(filepath.Dir(dir), "latest", "index.html"))
+	fmt.Fprintf(out, "report: %s\n", filepath.Join(dir, "index.html"))
 }
 
 // maxFindingLines of one cell are printed; the report has them all.
