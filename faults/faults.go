@@ -7,7 +7,7 @@
 //	kill-at-random       killrandom.go SIGKILL of a process at seeded moments
 //	duplicate-records    duplicate.go  each record of the topic arrives again, byte for byte
 //	foreign-duplicate    foreign.go    each record arrives again from another producer, varied by the caller
-//	pause-while-held     pauseheld.go  SIGSTOP of a process past its lease while the server holds its answer to DATA
+//	pause-while-held     pauseheld.go  SIGSTOP of a process while its 354 is withheld, until another has delivered its mail
 //	refuse-rcpt          refuse.go     every recipient is refused for now (451 at RCPT)
 //
 // A fault without a witness proves nothing: the run that relied on it is

@@ -131,7 +131,7 @@ func everyMail() []string {
 	return []string{
 		"nothing-lost", "at-most-one", "no-needless-send", "no-phantom",
 		"sent-is-true", "unknown-justified", "dead-justified", "quiesced",
-		"retry-discipline", "single-flight", "terminal-is-final", "legal-transitions", "one-row-per-key",
+		"retry-discipline", "single-flight", "dot-within-lease", "terminal-is-final", "legal-transitions", "one-row-per-key",
 		"key-discipline", "content-and-recipient",
 		"outbox-atomicity", "relay-complete", "queue-conservation", "sweeper-explained",
 	}

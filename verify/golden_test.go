@@ -354,6 +354,10 @@ func goldens() []golden {
 		{invariant: "single-flight", name: "token moved without a claim", mode: hold, text: "without a claim", build: one(func(m *mail) {
 			m.delivered().change(map[string]string{"token": "0"})
 		})},
+		// dot-within-lease
+		{invariant: "dot-within-lease", name: "woken past its lease", mode: resend, text: "after its lease was over (token 1", build: one(func(m *mail) {
+			wokenLate(m, simLease+2*time.Second)
+		})},
 		// terminal-is-final
 		{invariant: "terminal-is-final", name: "cancelled, then pending again", mode: hold, text: "CANCELLED is final", build: one(func(m *mail) {
 			m.confirmed().cancelled().change(map[string]string{"status": "PENDING", "cancel_requested": "false"})
