@@ -210,7 +210,7 @@ fake smtp --ledger). Exit codes: 0 pass, 1 fail, 3 nothing to judge.`,
 				return err
 			}
 			if !report.OK() {
-				return Verdict{Code: 1}
+				return Verdict{1, "judge: not every mail arrived exactly once"}
 			}
 			return nil
 		},

@@ -296,7 +296,7 @@ func (p *printer) mails(kind string, mails []Mail, limit int) {
 			p.f("  … and %d more %s\n", len(mails)-limit, kind)
 			return
 		}
-		p.f("%s  %s  copies %d, told %s\n    %s\n", kind, m.Name, m.Copies, strings.Join(m.Told, ", "), m.Why)
+		p.f("%s  %s  copies %d, told %s\n    %s\n", kind, m.Name, m.Copies, orElse(strings.Join(m.Told, ", "), "nothing"), m.Why)
 		for _, a := range m.Story {
 			p.f("    try %d by %s to %s: %s, %s%s\n", a.ID, orElse(a.Client, "?"), orElse(a.Recipient, "?"),
 				keptOr(a), toldWhole(a), fault(a))

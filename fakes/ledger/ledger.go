@@ -94,6 +94,10 @@ type Ledger struct {
 	finished store
 	copies   map[uint64]uint32
 	deduped  map[uint64]struct{}
+	// The finished rows of one key form a chain: newest holds its end by the
+	// key's hash, before[seq-1] the row before it; 0 ends it.
+	newest   map[uint64]uint32
+	before   []uint32
 	changed  chan struct{}
 	watched  bool // somebody took changed since it was made
 	totals   Totals
@@ -125,7 +129,7 @@ func New(keep int) *Ledger {
 	return &Ledger{
 		seed: maphash.MakeSeed(),
 		open: map[int64]*Row{}, finished: store{keep: max(1, keep/chunkRows)},
-		copies: map[uint64]uint32{}, deduped: map[uint64]struct{}{},
+		copies: map[uint64]uint32{}, deduped: map[uint64]struct{}{}, newest: map[uint64]uint32{},
 		changed: make(chan struct{}),
 	}
 }
@@ -241,8 +245,16 @@ func (l *Ledger) copy(a Attempt) int {
 func (l *Ledger) append(a Attempt) {
 	a.Seq = l.finished.n + 1
 	l.finished.append(a)
+	l.index(a)
 	l.totals.count(a)
 	l.signal()
+}
+
+// index chains the row to the one before it of the same key.
+func (l *Ledger) index(a Attempt) {
+	h := l.hash(a.Identity(), "")
+	l.before = append(l.before, l.newest[h])
+	l.newest[h] = uint32(a.Seq)
 }
 
 func (l *Ledger) signal() {
@@ -428,6 +440,8 @@ func (l *Ledger) Reset() {
 	clear(l.open)
 	clear(l.copies)
 	clear(l.deduped)
+	clear(l.newest)
+	l.before = nil
 	l.finished.reset()
 	l.totals, l.sessions, l.nextID = Totals{}, sessions{}, 0
 	l.signal()
@@ -524,14 +538,41 @@ func (v *Verdict) add(a Attempt) {
 
 // Verdict judges one key (or Message-ID, for mails without a key).
 func (l *Ledger) Verdict(key string) (Verdict, error) {
-	all, err := l.Snapshot()
-	rows := all[:0]
-	for _, a := range all {
-		if a.Identity() == key {
-			rows = append(rows, a)
+	rows, err := l.Of(key)
+	return Judge(key, rows), err
+}
+
+// Of returns all rows of one key (or Message-ID), by ID, running ones included.
+// It does not read the rest of the ledger.
+func (l *Ledger) Of(key string) ([]Attempt, error) {
+	rows, seqs := l.find(key)
+	for _, seq := range seqs {
+		some, err := l.batch(seq - 1)
+		if err != nil {
+			return nil, err
+		}
+		if len(some) > 0 && some[0].Identity() == key {
+			rows = append(rows, some[0])
 		}
 	}
-	return Judge(key, rows), err
+	sort.Slice(rows, func(i, j int) bool { return rows[i].ID < rows[j].ID })
+	return rows, nil
+}
+
+// find returns the running rows of a key and the numbers of the finished ones
+// that may be its (a hash may collide).
+func (l *Ledger) find(key string) (running []Attempt, seqs []int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.open {
+		if r.a.Identity() == key {
+			running = append(running, r.a)
+		}
+	}
+	for seq := l.newest[l.hash(key, "")]; seq != 0; seq = l.before[seq-1] {
+		seqs = append(seqs, int64(seq))
+	}
+	return running, seqs
 }
 
 // Verdicts judges all keys, in the order in which they were first seen.

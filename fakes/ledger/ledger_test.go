@@ -22,11 +22,11 @@ func put(l *Ledger, key, to, dedup string) Attempt {
 	return r.Get()
 }
 
-// TestOldRowsAreReadBackFromTheFile holds 256 rows in memory and reads 5,000.
+// TestOldRowsAreReadBackFromTheFile holds 256 rows in memory and reads 2,000.
 func TestOldRowsAreReadBackFromTheFile(t *testing.T) {
 	l := New(256)
 	defer func() { require.NoError(t, l.Close()) }()
-	const n = 5000
+	const n = 2000
 	for i := range n {
 		put(l, fmt.Sprint("k", i), "a@x", "")
 	}
@@ -46,9 +46,17 @@ func TestOldRowsAreReadBackFromTheFile(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, got, int(n-max(0, min(seq, n))), "since %d", seq)
 	}
+	put(l, "k7", "a@x", "")
+	running := l.Begin(Attempt{Key: "k7"})
+	of, err := l.Of("k7")
+	require.NoError(t, err)
+	require.Equal(t, []int64{8, n + 1, n + 2}, []int64{of[0].ID, of[1].ID, of[2].ID})
+	require.True(t, of[2].Open())
+	running.Finish(1, nil)
 	v, err := l.Verdict("k7")
 	require.NoError(t, err)
-	require.Equal(t, "once", v.Verdict)
+	require.Equal(t, "doubled", v.Verdict)
+	require.Equal(t, 3, v.Attempts)
 	l.Reset()
 	rows, err = l.Snapshot()
 	require.NoError(t, err)

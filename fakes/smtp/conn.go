@@ -41,7 +41,6 @@ const (
 // waits.
 type conn struct {
 	srv     *Server
-	ip      string   // of the client
 	tcp     net.Conn // the socket
 	rw      net.Conn // the socket, or TLS over it
 	id      int64

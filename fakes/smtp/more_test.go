@@ -533,6 +533,24 @@ func TestMemoryIsBoundedByOptions(t *testing.T) {
 	runtime.GC()
 }
 
+// TestALostAnswerIsLostForAllRecipients: SMTP has one answer to the dot, the
+// ledger a row for each recipient.
+func TestALostAnswerIsLostForAllRecipients(t *testing.T) {
+	srv := start(t, smtp.Options{Mode: smtp.DedupByKey, Rules: []smtp.Rule{smtp.On(smtp.StageStored, smtp.Drop).Times(1).Rule()}})
+	_, err := send(t, srv.Addr(), "k1", "a@example.com", "b@example.com")
+	require.Error(t, err)
+	_, err = send(t, srv.Addr(), "k1", "b@example.com", "c@example.com")
+	require.NoError(t, err)
+	rows := finished(t, srv, 4)
+	for _, a := range rows[:2] {
+		require.True(t, a.Stored && !a.ReplyWritten)
+		require.Equal(t, "stored:drop", a.Fault)
+	}
+	require.True(t, rows[2].Deduplicated, "known for b")
+	require.True(t, rows[3].Stored, "new for c")
+	require.Equal(t, 1, srv.Verdict("k1").Copies)
+}
+
 func TestBodiesOnDisk(t *testing.T) {
 	dir := t.TempDir()
 	srv := start(t, smtp.Options{BodyDir: dir, KeepBody: 10, KeepBodies: 1, Rules: []smtp.Rule{
