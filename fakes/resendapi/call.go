@@ -32,13 +32,15 @@ type call struct {
 	subject string
 	nth     int
 
-	sender     string
-	recipients []string
-	mails      []*mail
-	rows       []*ledger.Row // one per recipient; the first is there from the start
-	mods       []Action      // changes of the answer
-	breach     bool
-	over       bool // answered, or the connection is gone
+	sender      string
+	recipients  []string
+	mails       []*mail
+	rows        []*ledger.Row          // one per recipient; the first is there from the start
+	mods        []Action               // changes of the answer
+	refused     map[*ledger.Row]string // rows that a permissive batch refuses
+	breach      bool
+	expireLater bool
+	over        bool // answered, or the connection is gone
 }
 
 // answer is what is written in reply.
@@ -302,26 +304,31 @@ func (c *call) answer(x answer) {
 	c.changeBody(&x)
 	whole, gone := c.willBeWhole(), c.peerGone()
 	line := strconv.Itoa(x.status) + " " + string(x.body[:min(len(x.body), 200)])
-	c.update(func(a *Attempt) {
-		a.Reply, a.Code = line, x.status
-		a.ReplyWritten = whole
-		a.PeerGone = a.PeerGone || gone
-		a.Breach = c.breach || broken(*a)
-	})
+	for _, r := range c.rows {
+		mine, code := line, x.status
+		if refused, ok := c.refused[r]; ok && code < 300 {
+			mine, code = refused, http.StatusUnprocessableEntity
+		}
+		r.Update(func(a *Attempt) {
+			a.Reply, a.Code = mine, code
+			a.ReplyWritten = whole
+			a.PeerGone = a.PeerGone || gone
+			a.Breach = c.breach || broken(*a)
+		})
+	}
 	written := c.write(x) && whole
 	// That a whole answer was announced before, so that a client that reads it
 	// finds it in the ledger, is taken back if it failed.
-	if !written {
-		c.update(func(a *Attempt) { a.ReplyWritten = false })
-	}
-	if out := c.at(StageReplied); out.gone {
-		return
-	}
-	c.finish(func(a *Attempt) {
+	c.update(func(a *Attempt) {
+		a.ReplyWritten = written
 		if written {
 			a.Stage = string(StageReplied)
 		}
 	})
+	if len(c.rows) > 0 && c.at(StageReplied).gone {
+		return
+	}
+	c.finish(nil)
 }
 
 // broken reports whether the answer breaks what it promises: a success of which
@@ -465,11 +472,11 @@ var errTooLarge = errors.New("the body is too large")
 // readBody reads the whole body within its bounds; the rules of stage body
 // strike inside it.
 func (c *call) readBody() ([]byte, error) {
-	rc := http.NewResponseController(c.w)
-	_ = rc.SetReadDeadline(time.Now().Add(c.s.opt.BodyTimeout))
+	_ = c.conn.SetReadDeadline(time.Now().Add(c.s.opt.BodyTimeout))
 	body, err := c.readAll()
 	if err == nil {
-		_ = rc.SetReadDeadline(time.Time{})
+		// From here on net/http reads ahead, only to see the client leave.
+		_ = c.conn.SetReadDeadline(time.Time{})
 	}
 	return body, err
 }

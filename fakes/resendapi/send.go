@@ -2,15 +2,19 @@ package resendapi
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
+
+	"mailproof/fakes/ledger"
 )
 
 // send is POST /emails and POST /emails/batch.
 func (c *call) send() {
 	c.begin()
+	// It bounds what net/http itself reads of a body that nobody wants.
+	_ = c.conn.SetReadDeadline(time.Now().Add(c.s.opt.BodyTimeout))
 	head := c.at(StageHeaders)
 	if c.stop(head) {
 		return
@@ -261,10 +265,8 @@ func (c *call) deliver(body []byte, sent digest, good []int, failed []batchError
 		c.stop(out)
 		return
 	}
-	if out.expire {
-		// In flight it cannot expire: it does as soon as it is settled.
-		defer c.expireKey()
-	}
+	// In flight a key cannot expire: it does as soon as it is settled.
+	c.expireLater = out.expire
 	c.keep(key, good, failed, out.status)
 }
 
@@ -339,6 +341,9 @@ func (c *call) settle(key digest, serial int64, x *storedAnswer) {
 	if c.key != "" {
 		c.s.keys.settle(key, c.s.engine.Now(), serial, x)
 	}
+	if c.expireLater {
+		c.expireKey()
+	}
 }
 
 func (c *call) free(key digest) {
@@ -367,6 +372,8 @@ func (c *call) keep(key digest, good []int, failed []batchError, lie int) {
 		if next < len(good) && good[next] == i {
 			serials[next] = c.keepOne(i, m, c.rows[row:row+n], lie != 0)
 			next++
+		} else {
+			c.refuse(c.rows[row:row+n], failed, i)
 		}
 		row += n
 	}
@@ -386,7 +393,23 @@ func (c *call) keep(key digest, good []int, failed []batchError, lie int) {
 	c.stored(x)
 }
 
-func (c *call) keepOne(n int, m *mail, rows []row, discard bool) int64 {
+// refuse remembers that a permissive batch answers 200 and yet refuses the
+// n-th mail.
+func (c *call) refuse(rows []*ledger.Row, failed []batchError, n int) {
+	for _, f := range failed {
+		if f.Index != n {
+			continue
+		}
+		for _, r := range rows {
+			if c.refused == nil {
+				c.refused = map[*ledger.Row]string{}
+			}
+			c.refused[r] = "422 " + f.Message
+		}
+	}
+}
+
+func (c *call) keepOne(n int, m *mail, rows []*ledger.Row, discard bool) int64 {
 	s := c.s
 	now := s.engine.Now()
 	e := entry{at: now, due: now, after: s.opt.DeliverAfter}
@@ -536,5 +559,3 @@ func testAddress(a string) (fate, bool) {
 	}
 	return 0, false
 }
-
-func (c *call) String() string { return fmt.Sprintf("%s %s", c.r.Method, c.r.URL.Path) }

@@ -6,6 +6,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"mailproof/fakes/script"
 )
 
 // fate is what becomes of a mail.
@@ -29,6 +31,7 @@ type entry struct {
 	due      time.Duration // when it is sent; at, unless it was scheduled
 	after    time.Duration // the fate comes so long after due
 	fate     fate
+	bounce   string // its type
 	canceled bool
 	plan     uint16 // rises with each change of due: events of older plans are void
 }
@@ -241,4 +244,10 @@ func (m *mailStore) close() error {
 	}
 	m.segments = nil
 	return errors.Join(errs...)
+}
+
+// fateOf names the fates in rules.
+var fateOf = map[script.Kind]fate{
+	Deliver: fateDelivered, Bounce: fateBounced, Complain: fateComplained,
+	Suppress: fateSuppressed, Fail: fateFailed, Defer: fateDeferred,
 }
