@@ -151,6 +151,14 @@ func write(w http.ResponseWriter, v any) {
 	_ = enc.Encode(v) // the client left: nobody to tell
 }
 
+// lines begins an answer of JSON lines.
+func lines(w http.ResponseWriter) *json.Encoder {
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false) // Message-IDs stay readable
+	return enc
+}
+
 func fail(w http.ResponseWriter, status int, err error) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -277,8 +285,7 @@ func (h *handler) ledgerLines(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, err)
 		return
 	}
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	enc := json.NewEncoder(w)
+	enc := lines(w)
 	if err := h.each(win, func(a ledger.Attempt) { _ = enc.Encode(a) }); err != nil {
 		_ = enc.Encode(map[string]string{"error": err.Error()})
 	}
@@ -290,8 +297,7 @@ func (h *handler) log(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, err)
 		return
 	}
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	enc := json.NewEncoder(w)
+	enc := lines(w)
 	if err := h.each(win, func(a ledger.Attempt) { _ = enc.Encode(a.Log()) }); err != nil {
 		_ = enc.Encode(map[string]string{"error": err.Error()})
 	}
