@@ -125,6 +125,33 @@ func TestNothingSaidInClearCountsInTLS(t *testing.T) {
 	require.Empty(t, srv.Ledger())
 }
 
+// TestHeldOutsideOfMails holds at the stages that TestHeldEverywhere's client
+// does not pass.
+func TestHeldOutsideOfMails(t *testing.T) {
+	for _, tc := range []struct {
+		stage      smtp.Stage
+		line, want string
+	}{
+		{smtp.StageSTARTTLS, "STARTTLS", "220"},
+		{smtp.StageAuth, "AUTH PLAIN AHUAcA==", "235"},
+		{smtp.StageRset, "RSET", "250"},
+		{smtp.StageNoop, "NOOP", "250"},
+		{smtp.StageNoop, "VRFY somebody", "252"},
+	} {
+		t.Run(tc.line, func(t *testing.T) {
+			srv, _ := tlsServer(t, smtp.Options{Rules: []smtp.Rule{smtp.On(tc.stage, smtp.HoldUntilReleased).Rule()}})
+			c := raw(t, srv.Addr())
+			c.write(tc.line + "\r\n")
+			h, err := srv.AwaitHold(ctx(t), nil)
+			require.NoError(t, err)
+			require.Equal(t, tc.stage, h.Stage)
+			require.Zero(t, h.Attempt)
+			require.True(t, srv.Release(h.ID))
+			c.expect(tc.want)
+		})
+	}
+}
+
 func TestCapabilities(t *testing.T) {
 	strip := smtp.On(smtp.StageEHLO, smtp.StripCaps).Rule()
 	strip.Action.Strip = []string{"PIPELINING", "chunking", "AUTH", "STARTTLS", "LIMITS"}

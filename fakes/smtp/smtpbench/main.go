@@ -54,6 +54,7 @@ type flags struct {
 	conns, memory int
 	lines         int
 	connPerMail   bool
+	keys          int
 }
 
 func run() error {
@@ -65,6 +66,7 @@ func run() error {
 	flag.IntVar(&f.conns, "conns", 16, "connections")
 	flag.IntVar(&f.lines, "lines", 30, "lines of 60 bytes in a mail")
 	flag.IntVar(&f.memory, "memory", 0, "after it, send so many mails to one fake and print its memory")
+	flag.IntVar(&f.keys, "keys", 0, "so many different keys and recipients, 0: none twice")
 	flag.BoolVar(&f.connPerMail, "conn-per-mail", false, "a new connection for each mail")
 	flag.Parse()
 	servers, err := start(f)
@@ -285,7 +287,11 @@ func worker(addr string, first, w int, f flags) error {
 				return err
 			}
 		}
-		if err := c.SendMail("a@x.test", []string{"r" + strconv.Itoa(i) + "@x.test"}, strings.NewReader(mail(i, f))); err != nil {
+		n := i
+		if f.keys > 0 {
+			n = i % f.keys
+		}
+		if err := c.SendMail("a@x.test", []string{"r" + strconv.Itoa(n) + "@x.test"}, strings.NewReader(mail(n, f))); err != nil {
 			return err
 		}
 		if f.connPerMail {
