@@ -32,6 +32,7 @@ type chaosFlags struct {
 	kafka      string
 	overlay    string
 	env        []string
+	command    string // that runs it again, when it is no chaos command
 }
 
 func chaosCommand(binary string) *cobra.Command {
@@ -77,6 +78,9 @@ The harness's tests of itself, each of which must come out invalid:
 
 // again writes the command line that repeats a run, or cells of it.
 func (f chaosFlags) again(binary string, cells ...string) string {
+	if f.command != "" {
+		return f.command
+	}
 	words := []string{binary, "chaos"}
 	if len(cells) == 0 {
 		cells = f.scenarios

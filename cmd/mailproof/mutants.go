@@ -5,16 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
+	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
 	"mailproof/mutants"
 	"mailproof/reports"
+	"mailproof/target"
 	"mailproof/verify"
 )
 
@@ -33,7 +36,9 @@ func mutantsCommand(binary string) *cobra.Command {
 		Long: `Builds the system under test with one known defect planted, the net beneath it
 removed where it would mask the defect, runs the scenario that must catch it,
 and compares: the run must fail, by the invariant that the defect names. A
-defect that survives, or dies by something else, makes the command fail.
+defect that survives, or dies by something else, makes the command fail; one
+that cannot be planted or built is an error of the harness. What was seen is
+written to summary.md in the folder of the runs.
 
 The work tree is not touched: the patched files go to the build as an overlay.
 Run it from the root of the repository.`,
@@ -73,23 +78,21 @@ func runMutants(ctx context.Context, binary string, f mutantsFlags, out io.Write
 		listMutants(out, chosen)
 		return nil
 	}
-	matrix := newKillMatrix()
-	survivors := 0
+	var matrix killMatrix
 	for _, m := range chosen {
-		killed, err := runMutant(ctx, binary, f, m, matrix, out)
-		if err != nil {
-			return fmt.Errorf("mutant %s: %w", m.Name, err)
+		matrix = append(matrix, runMutant(ctx, binary, f, m, out))
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
-		if !killed {
-			survivors++
+		// After each one: a run that is cut short leaves what was seen.
+		if err := matrix.save(f.out, f.seed); err != nil {
+			return err
 		}
 	}
-	fmt.Fprintf(out, "\n%s\n", matrix.Render())
-	if survivors > 0 {
-		fmt.Fprintf(out, "%d of %d defects were not caught as they must be\n", survivors, len(chosen))
-		return verdictError{verify.Fail}
+	fmt.Fprintf(out, "\n%s\nsummary: %s\n", matrix.text(), filepath.Join(f.out, summaryName))
+	if v := matrix.verdict(); v != verify.Pass {
+		return verdictError{v}
 	}
-	fmt.Fprintf(out, "all %d defects were caught by their invariant\n", len(chosen))
 	return nil
 }
 
@@ -121,52 +124,50 @@ func listMutants(out io.Writer, all []mutants.Mutant) {
 	fmt.Fprintln(out, t.Render())
 }
 
-func newKillMatrix() table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"defect", "scenario", "must be found by", "found by", "first finding", "result"})
-	t.SetColumnConfigs([]table.ColumnConfig{{Name: "first finding", WidthMax: 60}, {Name: "found by", WidthMax: 30}})
-	return t
+// runMutant runs one defect's scenario. What kept it from being run is part of
+// the result: the next defect has its turn all the same.
+func runMutant(ctx context.Context, binary string, f mutantsFlags, m mutants.Mutant, out io.Writer) killing {
+	began := time.Now()
+	fmt.Fprintf(out, "\nmutant %s: %s\n", m.Name, m.Title)
+	sum, err := plant(ctx, binary, f, m, out)
+	k := judgeMutant(m, sum, err)
+	k.seconds = time.Since(began).Seconds()
+	if err != nil && ctx.Err() == nil {
+		fmt.Fprintf(out, "mutant %s: %v\n", m.Name, err)
+	}
+	return k
 }
 
-// runMutant runs one defect's scenario and reports whether its own invariant
-// caught it.
-func runMutant(ctx context.Context, binary string, f mutantsFlags, m mutants.Mutant, matrix table.Writer, out io.Writer) (bool, error) {
+// plant builds the system with the defect and runs the scenario that must find
+// it. An error means that there is nothing to judge.
+func plant(ctx context.Context, binary string, f mutantsFlags, m mutants.Mutant, out io.Writer) (reports.Summary, error) {
 	work, err := os.MkdirTemp("", "mailproof-mutant-")
 	if err != nil {
-		return false, err
+		return reports.Summary{}, err
 	}
 	defer func() { _ = os.RemoveAll(work) }()
 	overlay, err := m.Overlay(".", work)
 	if err != nil {
-		return false, err
+		return reports.Summary{}, err
 	}
-	fmt.Fprintf(out, "\nmutant %s: %s\n", m.Name, m.Title)
+	// Before any part is started: a defect that does not compile would cost a
+	// minute otherwise.
+	if _, err := target.Build(ctx, target.BuildConfig{Dir: filepath.Join(work, "bin"), Overlay: overlay}); err != nil {
+		return reports.Summary{}, fmt.Errorf("with its defect: %w", err)
+	}
 	run := chaosFlags{
 		scenarios: []string{m.Scenario}, seed: f.seed, out: filepath.Join(f.out, m.Name), kafka: "auto", overlay: overlay,
+		command: fmt.Sprintf("%s mutants %s --seed %d", binary, m.Name, f.seed),
 	}
-	for name, value := range m.Env {
-		run.env = append(run.env, name+"="+value)
+	for _, name := range slices.Sorted(maps.Keys(m.Env)) {
+		run.env = append(run.env, name+"="+m.Env[name])
 	}
 	err = chaos(ctx, binary, run, out)
 	var verdict verdictError
 	if err != nil && !errors.As(err, &verdict) {
-		return false, err
+		return reports.Summary{}, err
 	}
-	sum, err := reports.Read(filepath.Join(run.out, "latest"))
-	if err != nil {
-		return false, err
-	}
-	first, found := findings(sum, m.Invariant)
-	killed := sum.Verdict == verify.Fail && first.Invariant == m.Invariant
-	result := "SURVIVED"
-	switch {
-	case killed:
-		result = "caught"
-	case sum.Verdict == verify.Fail:
-		result = "caught by another"
-	}
-	matrix.AppendRow(table.Row{m.Name, m.Scenario, m.Invariant, strings.Join(found, ", "), strings.TrimSpace(first.Key + " " + first.Text), result})
-	return killed, nil
+	return reports.Read(filepath.Join(run.out, "latest"))
 }
 
 // findings returns the first failure by the wanted invariant (else the first
