@@ -68,7 +68,7 @@ func startKafka(ctx context.Context, e *environment, ports *ports) (*kafka, erro
 			"-cp", filepath.Join(e.paths.KafkaLib, "*"), main)
 		return guardian.Command{Path: e.paths.Java, Args: append(all, args...), Env: plainEnv(home), Dir: home}
 	}
-	format := java("kafka.tools.StorageTool", "format", "--standalone", "-t", clusterID(), "-c", properties)
+	format := java("kafka.tools.StorageTool", "format", "--standalone", "-t", clusterID(uuid.New), "-c", properties)
 	if _, err := e.guardian.Run(ctx, e.base, format); err != nil {
 		return nil, err
 	}
@@ -116,10 +116,15 @@ func (k *kafka) properties(home, controller string) string {
 
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// clusterID is a UUID in Kafka's own notation.
-func clusterID() string {
-	id := uuid.New()
-	return base64.RawURLEncoding.EncodeToString(id[:])
+// clusterID is a UUID in Kafka's own notation. One that begins with "-" is drawn
+// again, as Kafka does: StorageTool would take it for an option.
+func clusterID(draw func() uuid.UUID) string {
+	for {
+		id := draw()
+		if text := base64.RawURLEncoding.EncodeToString(id[:]); text[0] != '-' {
+			return text
+		}
+	}
 }
 
 // loggedVersion finds what the broker says of itself at its start; the protocol
