@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -285,6 +286,10 @@ type Vocabulary struct {
 	// KeyKnownAt lists the stages at which key, Message-ID and headers are
 	// known.
 	KeyKnownAt []Stage
+	// Known lists, by the name of a match's field ("recipient", "client" …), the
+	// stages at which it is known, where that is not everywhere: a rule that
+	// could never strike is refused.
+	Known map[string][]Stage
 	// Check refuses what only the server can judge (a reply code), or is nil.
 	Check func(Action) error
 }
@@ -305,6 +310,11 @@ func (v Vocabulary) Validate(r Rule) error {
 	if !contains(v.KeyKnownAt, a.Stage) && (r.Match.Key != "" || r.Match.MessageID != "" || len(r.Match.Header) > 0) {
 		return fmt.Errorf("match by key, message_id or header needs a stage at which the headers were read: %s, not %q", join(v.KeyKnownAt), a.Stage)
 	}
+	for _, field := range r.Match.fields() {
+		if stages, ok := v.Known[field]; ok && !contains(stages, a.Stage) {
+			return fmt.Errorf("match.%s is not known at stage %q, only at %s", field, a.Stage, join(stages))
+		}
+	}
 	if err := r.Match.validate(); err != nil {
 		return err
 	}
@@ -318,6 +328,21 @@ func (v Vocabulary) Validate(r Rule) error {
 		return v.Check(a)
 	}
 	return nil
+}
+
+// fields names what the match asks for and a server may not know yet.
+func (m Match) fields() []string {
+	var out []string
+	for name, set := range map[string]bool{
+		"recipient": m.Recipient != "", "sender": m.Sender != "", "client": m.Client != "",
+		"nth": !m.Nth.IsZero(), "message": !m.Message.IsZero(), "recipient_no": !m.RecipientNo.IsZero(),
+	} {
+		if set {
+			out = append(out, name)
+		}
+	}
+	sort.Strings(out)
+	return out
 }
 
 func (m Match) validate() error {

@@ -23,9 +23,12 @@ import (
 	"mailproof/fakes/socket"
 )
 
-// maxLine bounds a command line: 512 octets by RFC 5321 4.5.3.1.4, more for
-// the parameters of extensions and for AUTH (12288 by RFC 4954 4).
-const maxLine = 12288 + 512
+// maxLine bounds a command line: 512 octets by RFC 5321 4.5.3.1.4, which
+// extensions raise; AUTH by RFC 4954 4 to 12288.
+const (
+	maxLine     = 2000
+	maxAuthLine = 12288
+)
 
 // mode says what the bytes from the client are.
 type mode uint8
@@ -181,7 +184,7 @@ func (c *conn) readLine() ([]byte, error) {
 			return long, nil
 		case !errors.Is(err, bufio.ErrBufferFull):
 			return nil, err
-		case len(long) > maxLine:
+		case len(long) > maxAuthLine:
 			return nil, c.skipLine()
 		}
 	}
@@ -206,6 +209,10 @@ func (c *conn) skipLine() error {
 			return net.ErrClosed
 		}
 	}
+	return c.tooLong()
+}
+
+func (c *conn) tooLong() error {
 	_ = c.answer(reply{500, "5.5.2", "Line too long"})
 	return c.countError()
 }
@@ -428,6 +435,9 @@ func (c *conn) strikeBody(end bool) error {
 func (c *conn) command(line []byte) (pass bool, err error) {
 	verb, arg := split(line)
 	c.verb = verb
+	if len(line) > maxLine && verb != "AUTH" {
+		return false, c.tooLong()
+	}
 	if c.needHello && verb != "EHLO" && verb != "HELO" && verb != "QUIT" && verb != "NOOP" && verb != "RSET" {
 		_ = c.answer(reply{503, "5.5.1", "EHLO again after STARTTLS"})
 		return false, c.countError()

@@ -542,6 +542,36 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 	}
 }
 
+func TestRulesThatCouldNeverStrikeAreRefused(t *testing.T) {
+	srv := start(t, smtp.Options{})
+	for _, b := range []smtp.Builder{
+		smtp.On(smtp.StageConnect, smtp.Drop).To("bob@*"),
+		smtp.On(smtp.StageMail, smtp.Drop).To("bob@*"),
+		smtp.On(smtp.StageRcpt, smtp.Drop).Key("k"),
+		smtp.On(smtp.StageEHLO, smtp.Drop).First(1),
+		smtp.On(smtp.StageQuit, smtp.Drop).To("bob@*"),
+	} {
+		_, err := srv.AddRule(b.Rule())
+		require.Error(t, err, "%+v", b.Rule())
+	}
+	split := smtp.On(smtp.StageRcpt, smtp.Reply).Code(451).Rule()
+	split.Action.Enhanced = "4.7.1\r\n250"
+	_, err := srv.AddRule(split)
+	require.ErrorContains(t, err, "enhanced")
+}
+
+func TestHugeHeadersDoNotFillTheLedger(t *testing.T) {
+	srv := start(t, smtp.Options{})
+	for _, end := range []string{"a", "b"} {
+		_, err := send(t, srv.Addr(), strings.Repeat("k", 5000)+end)
+		require.NoError(t, err)
+	}
+	rows := finished(t, srv, 2)
+	require.Less(t, len(rows[0].Key), 1024)
+	require.NotEqual(t, rows[0].Key, rows[1].Key, "they are still two mails")
+	require.Equal(t, 1, rows[1].Copy)
+}
+
 // TestMemoryIsBoundedByOptions sends big mails and looks at what is kept.
 func TestMemoryIsBoundedByOptions(t *testing.T) {
 	srv := start(t, smtp.Options{KeepBody: 100, KeepBodies: 1000})

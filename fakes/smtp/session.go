@@ -488,7 +488,21 @@ func (t *tx) identity() string {
 func (t *tx) readHeaders(keyHeader string) {
 	first := []string{keyHeader, "Message-ID", "Subject"}
 	found := headers(t.head, first...)
-	t.key, t.messageID, t.title = found[0].first(), found[1].first(), found[2].first()
+	t.key, t.messageID, t.title = clip(found[0].first()), clip(found[1].first()), clip(found[2].first())
+}
+
+// maxValue bounds what one header may add to a ledger row: a line's length by
+// RFC 5322 2.1.1.
+const maxValue = 998
+
+// clip shortens a value that is too long; what is cut off still tells two
+// values apart.
+func clip(s string) string {
+	if len(s) <= maxValue {
+		return s
+	}
+	sum := sha256.Sum256([]byte(s))
+	return s[:maxValue-20] + "…" + hex.EncodeToString(sum[:8])
 }
 
 func (t *tx) header(name string) []string { return headers(t.head, name)[0] }

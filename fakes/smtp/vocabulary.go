@@ -69,7 +69,26 @@ var vocabulary = script.Vocabulary{
 		Tarpit:                   {StageBody},
 	},
 	KeyKnownAt: []script.Stage{StageDot, StageStored, StageReplied},
-	Check:      checkAction,
+	Known: map[string][]script.Stage{
+		"client":       except(StageConnect),
+		"sender":       {StageMail, StageRcpt, StageData, StageBody, StageDot, StageStored, StageReplied},
+		"recipient":    {StageRcpt, StageData, StageBody, StageDot, StageStored, StageReplied},
+		"nth":          {StageRcpt, StageData, StageBody, StageDot, StageStored, StageReplied},
+		"message":      {StageMail, StageRcpt, StageData, StageBody, StageDot, StageStored, StageReplied},
+		"recipient_no": {StageRcpt},
+	},
+	Check: checkAction,
+}
+
+// except is every stage but one.
+func except(one script.Stage) []script.Stage {
+	var out []script.Stage
+	for _, s := range everywhere {
+		if s != one {
+			out = append(out, s)
+		}
+	}
+	return out
 }
 
 var answered = []script.Stage{
@@ -109,7 +128,7 @@ func checkCode(a script.Action) error {
 		return nil
 	}
 	var x, y, z int
-	if n, err := fmt.Sscanf(a.Enhanced, "%d.%d.%d", &x, &y, &z); n != 3 || err != nil {
+	if _, err := fmt.Sscanf(a.Enhanced, "%d.%d.%d", &x, &y, &z); err != nil || fmt.Sprintf("%d.%d.%d", x, y, z) != a.Enhanced {
 		return fmt.Errorf("action.enhanced %q is not of the form 4.7.1", a.Enhanced)
 	}
 	return nil
