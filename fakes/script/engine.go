@@ -419,6 +419,9 @@ func Glob(pattern, s string) bool {
 	if pattern == "" || pattern == "*" {
 		return true
 	}
+	if !strings.ContainsAny(pattern, `*?[\`) {
+		return strings.EqualFold(pattern, s)
+	}
 	// path.Match lets * stop at a slash, which addresses and keys may hold.
 	ok, err := path.Match(unslash(pattern), unslash(s))
 	return err == nil && ok

@@ -190,6 +190,9 @@ func TestGlobsCrossSlashesAndCase(t *testing.T) {
 	require.True(t, Glob("*@EXAMPLE.com", "Ann@example.COM"))
 	require.False(t, Glob("a*", "b"))
 	require.True(t, Glob("", ""))
+	require.True(t, Glob("Ann@x", "ann@X"))
+	require.False(t, Glob("ann@x", "ann@xy"))
+	require.True(t, Glob(`\*@x`, "*@x"))
 }
 
 func TestHolds(t *testing.T) {
