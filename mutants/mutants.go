@@ -3,9 +3,9 @@
 // green over a planted defect proves nothing; "make mutants" shows, for each
 // defect, the scenario and the invariant that turned red.
 //
-// A patch begins with header lines that say what it is:
+// A patch's file name is the defect's name; it begins with header lines that say
+// what it is:
 //
-//	Name: auto-ack
 //	Title: messages are acked when they arrive, not when the mail is settled
 //	Trap: TRAP-M6-1
 //	Scenario: t6.2/resend
@@ -13,7 +13,8 @@
 //	Env: NOTIFYD_SWEEPER=off
 //
 // Env removes the net that would mask the defect (design: mutants run with the
-// net beneath them removed). The work tree is never touched: the patched files
+// net beneath them removed); where the net is code, the patch takes it out too.
+// Trap names the requirement. The work tree is never touched: the patched files
 // go to the build through "go build -overlay".
 package mutants
 
@@ -36,7 +37,7 @@ var patches embed.FS
 type Mutant struct {
 	Name      string // file name without .patch
 	Title     string // what is wrong, one line
-	Trap      string // id in the requirements, "" if it has none
+	Trap      string // id in the requirements
 	Scenario  string // scenario/policy that must turn red
 	Invariant string // checker that must find it
 	Env       map[string]string
@@ -96,8 +97,8 @@ func parse(name string, body []byte) (Mutant, error) {
 			m.Env[key] = val
 		}
 	}
-	if m.Title == "" || m.Scenario == "" || m.Invariant == "" {
-		return m, fmt.Errorf("mutant %s: Title, Scenario and Invariant must be given", name)
+	if m.Title == "" || m.Trap == "" || m.Scenario == "" || m.Invariant == "" {
+		return m, fmt.Errorf("mutant %s: Title, Trap, Scenario and Invariant must be given", name)
 	}
 	return m, nil
 }

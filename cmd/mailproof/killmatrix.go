@@ -134,9 +134,11 @@ func (x killMatrix) text() string {
 func indent(name, said string) string {
 	const column = 24
 	var b strings.Builder
-	for line := range strings.SplitSeq(text.WrapSoft(strings.TrimSpace(said), matrixWidth-column), "\n") {
-		fmt.Fprintf(&b, "%-*s%s\n", column, name, strings.TrimRight(line, " "))
-		name = ""
+	for paragraph := range strings.SplitSeq(strings.TrimSpace(said), "\n") {
+		for line := range strings.SplitSeq(text.WrapSoft(paragraph, matrixWidth-column), "\n") {
+			fmt.Fprintf(&b, "%-*s%s\n", column, name, strings.TrimRight(line, " "))
+			name = ""
+		}
 	}
 	return b.String()
 }

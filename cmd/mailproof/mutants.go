@@ -12,7 +12,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
 	"mailproof/mutants"
@@ -116,12 +115,10 @@ func chooseMutants(all []mutants.Mutant, names []string) ([]mutants.Mutant, erro
 }
 
 func listMutants(out io.Writer, all []mutants.Mutant) {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"defect", "what is wrong", "trap", "scenario", "must be found by"})
 	for _, m := range all {
-		t.AppendRow(table.Row{m.Name, m.Title, m.Trap, m.Scenario, m.Invariant})
+		said := fmt.Sprintf("%s\n%s; %s must turn red by %s", m.Title, m.Trap, m.Scenario, m.Invariant)
+		fmt.Fprint(out, indent(m.Name, said))
 	}
-	fmt.Fprintln(out, t.Render())
 }
 
 // runMutant runs one defect's scenario. What kept it from being run is part of
