@@ -39,8 +39,9 @@ type call struct {
 	mods        []Action               // changes of the answer
 	refused     map[*ledger.Row]string // rows that a permissive batch refuses
 	breach      bool
-	expireLater bool
-	over        bool // answered, or the connection is gone
+	expireLater bool    // the key's lifetime ends as soon as it is settled
+	inFlight    *digest // the key that this request holds; nil for none
+	over        bool    // answered, or the connection is gone
 }
 
 // answer is what is written in reply.
@@ -59,7 +60,6 @@ type outcome struct {
 	status int     // of the regular one; 0 for its own
 	gone   bool    // the connection is closed
 	left   bool    // the client went while it was held, and the rule says discard
-	expire bool    // the key's lifetime ends here
 }
 
 // at asks the rules of a stage and does what can be done at once. What changes
@@ -133,7 +133,8 @@ func (c *call) strike(stage Stage, strikes []script.Strike) outcome {
 				return outcome{gone: true}
 			}
 		case ExpireKey:
-			out.expire = true
+			c.expireLater = stage == StageReserved // in flight it cannot expire
+			c.expireKey()
 		default:
 			c.mods = append(c.mods, a)
 		}
@@ -265,8 +266,12 @@ func (c *call) hang(bound time.Duration) {
 // sees the connection closed finds them ended.
 func (c *call) kill(reset bool) {
 	c.over = true
+	c.free()
 	gone := c.peerGone()
-	c.finish(func(a *Attempt) { a.PeerGone = a.PeerGone || gone })
+	c.finish(func(a *Attempt) {
+		a.PeerGone = a.PeerGone || gone
+		a.Breach = a.Breach || c.breach
+	})
 	if h, ok := c.w.(http.Hijacker); ok {
 		if _, _, err := h.Hijack(); err != nil {
 			_ = c.conn.Close()
@@ -301,6 +306,7 @@ func (c *call) stop(out outcome) bool {
 // rows.
 func (c *call) answer(x answer) {
 	c.over = true
+	c.free()
 	c.changeBody(&x)
 	whole, gone := c.willBeWhole(), c.peerGone()
 	line := strconv.Itoa(x.status) + " " + string(x.body[:min(len(x.body), 200)])

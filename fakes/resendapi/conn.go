@@ -59,13 +59,13 @@ func (c *conn) Close() error {
 		s.Fault, s.Rules = joined(s.Fault, st.Action.Name()), append(s.Rules, st.Rule)
 	}
 	c.mu.Unlock()
-	err := c.TCPConn.Close()
 	if !was {
+		// First the record, then the socket: who sees it closed finds it.
 		c.srv.leave(c)
 		s.To = c.srv.opt.Clock()
 		c.srv.ledger.AddSession(s)
 	}
-	return err
+	return c.TCPConn.Close()
 }
 
 // kill closes from this end: with a FIN, or with a reset.

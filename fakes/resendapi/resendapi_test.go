@@ -116,9 +116,27 @@ func (c *client) get(path string, v any) {
 	require.NoError(c.t, json.Unmarshal([]byte(c.ok(c.do("GET", path, "")).body), v))
 }
 
+// settled returns once no request runs: a client may read an answer a moment
+// before its row is closed.
+func (c *client) settled() {
+	ctx := soon(c.t)
+	for {
+		changed, _ := c.srv.ledger.Changed()
+		if len(c.srv.ledger.Running()) == 0 {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			c.t.Fatal("requests still run")
+		}
+	}
+}
+
 // last returns the newest row.
 func (c *client) last() Attempt {
 	c.t.Helper()
+	c.settled()
 	rows := c.srv.Ledger()
 	require.NotEmpty(c.t, rows)
 	return rows[len(rows)-1]

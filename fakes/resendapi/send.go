@@ -15,8 +15,7 @@ func (c *call) send() {
 	c.begin()
 	// It bounds what net/http itself reads of a body that nobody wants.
 	_ = c.conn.SetReadDeadline(time.Now().Add(c.s.opt.BodyTimeout))
-	head := c.at(StageHeaders)
-	if c.stop(head) {
+	if c.stop(c.at(StageHeaders)) {
 		return
 	}
 	body, err := c.readBody()
@@ -26,16 +25,12 @@ func (c *call) send() {
 	}
 	mails, problem := parse(body, c.batch)
 	sent := c.received(mails, body)
-	request := c.at(StageRequest)
-	if c.stop(request) {
+	if c.stop(c.at(StageRequest)) {
 		return
 	}
 	if e := c.admit(); e != nil {
 		c.answer(refusal(e))
 		return
-	}
-	if head.expire || request.expire {
-		c.expireKey()
 	}
 	if e := c.checkKey(); e != nil {
 		c.answer(refusal(e))
@@ -239,35 +234,26 @@ func (c *call) deliver(body []byte, sent digest, good []int, failed []batchError
 		c.answer(refusal(refused))
 		return
 	}
-	var key digest
-	if c.key != "" {
-		key = c.scope()
-		if !c.claim(key, sent, c.s.keys.payload(body, sent, c.batch)) {
-			return
-		}
+	if c.key != "" && !c.claim(c.scope(), sent, c.s.keys.payload(body, sent, c.batch)) {
+		return
 	}
-	// From here on the key is in flight: each way out settles or releases it.
+	// From here on the key is in flight. Whatever ends the request without
+	// settling it releases it, before the client can know.
 	if refused != nil {
 		x := refusal(refused)
-		c.settle(key, -1, &storedAnswer{x.status, x.body})
+		c.settle(-1, &storedAnswer{x.status, x.body})
 		c.answer(x)
 		return
 	}
 	if e := c.quota(good); e != nil {
-		c.free(key)
 		c.answer(refusal(e))
 		return
 	}
 	c.update(func(a *Attempt) { a.Stage = string(StageReserved) })
 	out := c.at(StageReserved)
-	if out.gone || out.answer != nil || out.left {
-		c.free(key)
-		c.stop(out)
-		return
+	if !c.stop(out) {
+		c.keep(good, failed, out.status)
 	}
-	// In flight a key cannot expire: it does as soon as it is settled.
-	c.expireLater = out.expire
-	c.keep(key, good, failed, out.status)
 }
 
 // claim takes the key; false when the request was answered because of it.
@@ -288,6 +274,7 @@ func (c *call) claim(key, sent, payload digest) bool {
 		c.again(old)
 		return false
 	}
+	c.inFlight = &key
 	if seen && old.expired {
 		c.breach = true // it would have been known, had the script not made the server forget
 	} else if seen {
@@ -319,9 +306,6 @@ func (c *call) again(old record) {
 // stored asks the rules of stage stored and answers.
 func (c *call) stored(x answer) {
 	out := c.at(StageStored)
-	if out.expire {
-		c.expireKey()
-	}
 	if c.stop(out) {
 		return
 	}
@@ -337,18 +321,23 @@ func (c *call) sentBody(serial int64) []byte {
 
 func messageID(id string) string { return "<" + id + "@resend.fake>" }
 
-func (c *call) settle(key digest, serial int64, x *storedAnswer) {
-	if c.key != "" {
-		c.s.keys.settle(key, c.s.engine.Now(), serial, x)
+// settle keeps what the key is answered with.
+func (c *call) settle(serial int64, x *storedAnswer) {
+	if c.inFlight == nil {
+		return
 	}
+	c.s.keys.settle(*c.inFlight, c.s.engine.Now(), serial, x)
+	c.inFlight = nil
 	if c.expireLater {
 		c.expireKey()
 	}
 }
 
-func (c *call) free(key digest) {
-	if c.key != "" {
-		c.s.keys.release(key)
+// free gives the key back if the request still holds it: nothing was done.
+func (c *call) free() {
+	if c.inFlight != nil {
+		c.s.keys.release(*c.inFlight)
+		c.inFlight = nil
 	}
 }
 
@@ -363,7 +352,7 @@ func (c *call) quota(good []int) *APIError {
 
 // keep stores the mails, settles the key and answers. A status from a rule at
 // stage reserved is the lie that answers without keeping.
-func (c *call) keep(key digest, good []int, failed []batchError, lie int) {
+func (c *call) keep(good []int, failed []batchError, lie int) {
 	serials := make([]int64, len(good))
 	row := 0
 	next := 0
@@ -380,10 +369,10 @@ func (c *call) keep(key digest, good []int, failed []batchError, lie int) {
 	x := answer{status: http.StatusOK}
 	if !c.batch {
 		x.body = c.sentBody(serials[0])
-		c.settle(key, serials[0], nil)
+		c.settle(serials[0], nil)
 	} else {
 		x.body = c.batchBody(serials, failed)
-		c.settle(key, -1, &storedAnswer{x.status, x.body})
+		c.settle(-1, &storedAnswer{x.status, x.body})
 	}
 	if lie != 0 {
 		x.status = lie
