@@ -129,28 +129,39 @@ func (r *Renderer) render(in Rendering) (Message, error) {
 	if in.Date.IsZero() {
 		return Message{}, errors.New("the mail has no date")
 	}
-	v := newView(in)
-	name, err := r.template(in.Template, in.Data.Locale)
+	p, err := r.parts(in)
 	if err != nil {
 		return Message{}, err
 	}
-	subject, err := r.execute(name, "subject", v)
-	if err != nil {
-		return Message{}, err
-	}
-	text, err := r.execute(name, "body", v)
-	if err != nil {
-		return Message{}, err
-	}
-	var markup bytes.Buffer
-	if err := r.markup[name].Execute(&markup, v); err != nil {
-		return Message{}, fmt.Errorf("template %s.html: %w", name, err)
-	}
-	body, err := r.compose(in, v.Name, oneLine(subject), text, markup.String())
+	body, err := r.compose(in, p)
 	if err != nil {
 		return Message{}, err
 	}
 	return Message{From: r.cfg.From, To: in.To, IdempotencyKey: in.DedupeKey, Bytes: body}, nil
+}
+
+// parts are what the templates make of a mail, for every transport the same.
+type parts struct{ name, subject, text, markup string }
+
+func (r *Renderer) parts(in Rendering) (parts, error) {
+	v := newView(in)
+	name, err := r.template(in.Template, in.Data.Locale)
+	if err != nil {
+		return parts{}, err
+	}
+	subject, err := r.execute(name, "subject", v)
+	if err != nil {
+		return parts{}, err
+	}
+	text, err := r.execute(name, "body", v)
+	if err != nil {
+		return parts{}, err
+	}
+	var markup bytes.Buffer
+	if err := r.markup[name].Execute(&markup, v); err != nil {
+		return parts{}, fmt.Errorf("template %s.html: %w", name, err)
+	}
+	return parts{name: v.Name, subject: oneLine(subject), text: text, markup: markup.String()}, nil
 }
 
 // template finds the templates of a name in the best locale: "vi-VN", "vi", the
@@ -175,22 +186,22 @@ func (r *Renderer) execute(name, part string, v view) (string, error) {
 }
 
 // compose writes RFC 5322, multipart/alternative, in pure ASCII.
-func (r *Renderer) compose(in Rendering, name, subject, text, markup string) ([]byte, error) {
+func (r *Renderer) compose(in Rendering, p parts) ([]byte, error) {
 	sum := sha256.Sum256([]byte(in.DedupeKey))
 	id := hex.EncodeToString(sum[:16])
 	msg := gomail.NewMsg(gomail.WithNoDefaultUserAgent(), gomail.WithBoundary("part-"+id))
 	msg.FromMailAddress(&netmail.Address{Name: strings.ReplaceAll(oneLine(r.cfg.FromName), `\`, "/"), Address: r.cfg.From})
 	// net/mail leaves a backslash in an encoded word, and then cannot read what
 	// it wrote.
-	msg.ToMailAddress(&netmail.Address{Name: strings.ReplaceAll(name, `\`, "/"), Address: in.To})
-	msg.Subject(subject)
+	msg.ToMailAddress(&netmail.Address{Name: strings.ReplaceAll(p.name, `\`, "/"), Address: in.To})
+	msg.Subject(p.subject)
 	msg.SetMessageIDWithValue(id + "@" + r.cfg.Domain)
 	msg.SetDateWithValue(in.Date.UTC())
 	msg.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: no vacation replies, please
 	msg.SetGenHeader(contract.MailHeaderDedupeKey, in.DedupeKey)
 	msg.SetGenHeader(contract.MailHeaderResendIdempotencyKey, in.DedupeKey)
-	msg.SetBodyString(gomail.TypeTextPlain, text)
-	msg.AddAlternativeString(gomail.TypeTextHTML, markup)
+	msg.SetBodyString(gomail.TypeTextPlain, p.text)
+	msg.AddAlternativeString(gomail.TypeTextHTML, p.markup)
 	var out bytes.Buffer
 	if _, err := msg.WriteTo(&out); err != nil {
 		return nil, fmt.Errorf("compose: %w", err)

@@ -325,6 +325,9 @@ func newEnvelope(m Message) (envelope, error) {
 	if err := checkLines(m.Bytes); err != nil {
 		return refuse(StageBody, err)
 	}
+	if m.Bytes[0] == '{' { // no mail begins so, and each request of an HTTP API does
+		return refuse(StageBody, errors.New("the stored mail is a request of an HTTP API: it was rendered for another transport"))
+	}
 	return envelope{
 		from: m.From, to: m.To,
 		utf8:     !isASCII([]byte(m.From)) || !isASCII([]byte(m.To)),

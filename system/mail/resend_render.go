@@ -1,0 +1,83 @@
+package mail
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	netmail "net/mail"
+	"strings"
+
+	"mailproof/system/contract"
+)
+
+// ResendTagKey is the tag under which a mail's key stands at Resend, as the
+// first 32 hex digits of its SHA-256 (tags take no colons). Webhooks and lists
+// give it back.
+const ResendTagKey = "dedupe"
+
+// ResendTag is the tag's value for a key.
+func ResendTag(dedupeKey string) string {
+	sum := sha256.Sum256([]byte(dedupeKey))
+	return hex.EncodeToString(sum[:16])
+}
+
+type resendTag struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// RenderResend makes the same mail for the Resend API: Message.Bytes is the JSON
+// body of the request, stored and sent byte for byte. The key is not among the
+// mail's headers as Idempotency-Key: there nobody looks for it (OB-05).
+// X-Dedupe-Key is for logs and people.
+func (r *Renderer) RenderResend(in Rendering) (Message, error) {
+	m, err := r.renderResend(in)
+	if err != nil {
+		return Message{}, &PermanentError{Failure{Stage: StageRender, Err: err}}
+	}
+	return m, nil
+}
+
+func (r *Renderer) renderResend(in Rendering) (Message, error) {
+	if _, err := ParseAddress(in.To); err != nil {
+		return Message{}, err
+	}
+	if err := checkKey(in.DedupeKey); err != nil {
+		return Message{}, err
+	}
+	p, err := r.parts(in)
+	if err != nil {
+		return Message{}, err
+	}
+	from := netmail.Address{Name: strings.ReplaceAll(oneLine(r.cfg.FromName), `\`, "/"), Address: r.cfg.From}
+	sender := r.cfg.From
+	if from.Name != "" {
+		sender = from.String()
+	}
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	// The order of the fields is that on the wire.
+	err = enc.Encode(struct {
+		From    string            `json:"from"`
+		To      []string          `json:"to"`
+		Subject string            `json:"subject"`
+		HTML    string            `json:"html"`
+		Text    string            `json:"text"`
+		Headers map[string]string `json:"headers"` // encoding/json sorts the names
+		Tags    []resendTag       `json:"tags"`
+	}{
+		From: sender, To: []string{in.To}, Subject: p.subject, HTML: p.markup, Text: p.text,
+		Headers: map[string]string{
+			"Auto-Submitted":             "auto-generated", // RFC 3834
+			contract.MailHeaderDedupeKey: in.DedupeKey,
+		},
+		Tags: []resendTag{{ResendTagKey, ResendTag(in.DedupeKey)}},
+	})
+	if err != nil {
+		return Message{}, fmt.Errorf("compose: %w", err)
+	}
+	return Message{From: r.cfg.From, To: in.To, IdempotencyKey: in.DedupeKey, Bytes: bytes.TrimSuffix(out.Bytes(), []byte{'\n'})}, nil
+}
