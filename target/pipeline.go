@@ -230,8 +230,14 @@ func (p *Pipeline) makeParts(ctx context.Context) error {
 	if err := p.cfg.Stack.Kafka().CreateTopic(ctx, p.topic, p.cfg.Partitions); err != nil {
 		return fmt.Errorf("pipeline: topic %s: %w", p.topic, err)
 	}
+	if err := p.cfg.Stack.Kafka().CreateTopic(ctx, p.mailTopic(), p.cfg.Partitions); err != nil {
+		return fmt.Errorf("pipeline: topic %s: %w", p.mailTopic(), err)
+	}
 	return nil
 }
+
+// mailTopic is where the mail service tells the booking service of its mails.
+func (p *Pipeline) mailTopic() string { return contract.TopicMailEvents + "." + p.cfg.Name }
 
 func (p *Pipeline) database(service string) string { return service + "_" + p.cfg.Name }
 
@@ -286,6 +292,9 @@ func (p *Pipeline) bookingdEnv() map[string]string {
 		"BOOKINGD_KAFKA_BROKERS": strings.Join(p.cfg.Stack.Kafka().Brokers(), ","),
 		"BOOKINGD_KAFKA_TOPIC":   p.topic,
 		"BOOKINGD_HTTP_ADDR":     "127.0.0.1:0",
+
+		"BOOKINGD_MAIL_EVENTS_TOPIC": p.mailTopic(),
+		"BOOKINGD_MAIL_EVENTS_GROUP": "booking." + p.cfg.Name,
 	}
 	setDuration(env, "BOOKINGD_RELAY_SESSION_TIMEOUT", p.cfg.RelaySessionTimeout)
 	return env
@@ -301,6 +310,8 @@ func (p *Pipeline) notifydEnv() map[string]string {
 		"NOTIFYD_KAFKA_GROUP":   "notify." + c.Name,
 		"NOTIFYD_SMTP_ADDR":     c.SMTPAddr,
 		"NOTIFYD_HTTP_ADDR":     "127.0.0.1:0",
+
+		"NOTIFYD_MAIL_EVENTS_TOPIC": p.mailTopic(),
 	}
 	if c.Policy != "" {
 		env["NOTIFYD_TICKET_POLICY"] = c.Policy

@@ -103,7 +103,14 @@ func (a *API) create(r *http.Request) (reply, error) {
 
 func (a *API) get(r *http.Request) (reply, error) {
 	b, err := a.service.Get(r.Context(), r.PathValue("id"))
-	return reply{http.StatusOK, b}, err
+	if err != nil {
+		return reply{}, err
+	}
+	mail, err := a.service.Mail(r.Context(), b)
+	return reply{http.StatusOK, struct {
+		Booking
+		Mail *Mail `json:"mail,omitempty"`
+	}{b, mail}}, err
 }
 
 // do answers with the booking and whether this request changed it.

@@ -138,7 +138,7 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("retry delay %d is %s, not above zero", i+1, d))
 		}
 	}
-	if err := validateTopic(c.Events); err != nil {
+	if err := c.ValidateEvents(); err != nil {
 		errs = append(errs, err)
 	}
 	for t, p := range c.Policies {

@@ -85,7 +85,9 @@ func cancelTooLate(topic string) string {
 // topicPattern is what Kafka takes; it also keeps the topic fit for a literal.
 var topicPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
 
-func validateTopic(topic string) error {
+// ValidateEvents checks the topic of the mail events alone.
+func (c Config) ValidateEvents() error {
+	topic := c.Events
 	if topic != "" && !topicPattern.MatchString(topic) {
 		return errors.New("topic of the mail events must match " + topicPattern.String())
 	}

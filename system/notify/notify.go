@@ -23,6 +23,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
@@ -36,12 +37,12 @@ import (
 	"mailproof/system/notify/config"
 	"mailproof/system/notify/dlq"
 	"mailproof/system/notify/doorbell"
-	"mailproof/system/notify/logging"
 	"mailproof/system/notify/metrics"
 	"mailproof/system/notify/migrations"
 	"mailproof/system/notify/patience"
 	"mailproof/system/notify/sweeper"
 	"mailproof/system/notify/worker"
+	"mailproof/system/outbox"
 )
 
 // Pool opens a pool whose every statement is bounded on both sides of the wire.
@@ -82,6 +83,9 @@ func Migrate(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	if err := delivery.Migrate(ctx, pool); err != nil {
 		return err
 	}
+	if err := outbox.Migrate(ctx, cfg.DatabaseURL); err != nil {
+		return err
+	}
 	return migrations.Up(ctx, pool)
 }
 
@@ -100,7 +104,8 @@ func waitForSchema(ctx context.Context, pool *pgxpool.Pool, r patience.Retrier) 
 	return r.Do(ctx, "wait for the tables", nil, func(ctx context.Context) error {
 		var ok bool
 		err := pool.QueryRow(ctx, `SELECT to_regclass('notifications') IS NOT NULL AND to_regclass('alerts') IS NOT NULL
-			AND to_regclass('parked_events') IS NOT NULL`).Scan(&ok)
+			AND to_regclass('parked_events') IS NOT NULL AND to_regclass('cancelled_bookings') IS NOT NULL
+			AND to_regclass('dlq_audit') IS NOT NULL AND to_regclass('outbox') IS NOT NULL`).Scan(&ok)
 		if err == nil && !ok {
 			err = errNoSchema
 		}
@@ -130,6 +135,7 @@ type service struct {
 	alerts  *alerts.Raiser
 	dead    dlq.Finisher
 	depth   *sweeper.BrokerDepth
+	relay   *outbox.Relay // nil where no mail events are told
 
 	publisher *amqp.Publisher
 	bridge    *bridge.Consumer
@@ -153,8 +159,8 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	defer s.pool.Close()
 	defer s.depth.Close()
 	http, err := admin.Listen(ctx, admin.Config{
-		Addr: cfg.HTTPAddr, Registry: s.metrics.Registry, Checks: s.checks(), Dead: deadList{s.store},
-		Log: log, CheckTimeout: 3 * time.Second,
+		Addr: cfg.HTTPAddr, Registry: s.metrics.Registry, Checks: s.checks(), Operator: s.operator(),
+		ReplayAttempts: cfg.MaxAttempts, Log: log, CheckTimeout: 3 * time.Second,
 	})
 	if err != nil {
 		return err
@@ -199,6 +205,10 @@ func (s *service) path(ctx context.Context) error {
 	if s.cfg.Sweeper == "on" {
 		sw := s.sweeper()
 		g.Go(func() error { return sw.Run(ctx) })
+		g.Go(func() error { s.watchLetters(ctx); return nil })
+	}
+	if s.relay != nil {
+		g.Go(func() error { return s.relay.Run(ctx) })
 	}
 	g.Go(func() error { s.announce(ctx); return nil })
 	return stopped(ctx, g.Wait())
@@ -279,6 +289,13 @@ func build(ctx context.Context, cfg config.Config, log *slog.Logger) (*service, 
 	s.dead = dlq.Finisher{Store: s.store, Ring: s.ring, Alerts: s.alerts, Retry: s.retry, Count: s.metrics}
 	s.depth = &sweeper.BrokerDepth{URLs: cfg.AMQPURLs}
 	s.bridge = s.newBridge()
+	if cfg.TellsMailEvents() {
+		if s.relay, err = s.newRelay(); err != nil {
+			pool.Close()
+			return nil, err
+		}
+		prometheus.WrapRegistererWithPrefix("notifyd_", s.metrics.Registry).MustRegister(outbox.NewCollector(pool, s.relay))
+	}
 	if err := s.addLanes(); err != nil {
 		pool.Close()
 		return nil, err
@@ -359,23 +376,59 @@ func (s *service) sweeper() *sweeper.Sweeper {
 	})
 }
 
-// deadList shows dead rows to people.
-type deadList struct{ store *delivery.Store }
+// newRelay publishes the mail events with the same code as the booking service
+// does its own. Nobody waits for them: polling is enough.
+func (s *service) newRelay() (*outbox.Relay, error) {
+	return outbox.NewRelay(outbox.Config{
+		DatabaseURL: s.cfg.DatabaseURL, Brokers: s.cfg.KafkaBrokers, Instance: "notifyd-" + s.cfg.Instance, Log: s.log,
+		OnDead: func(ctx context.Context, d outbox.Dead) error {
+			return s.alerts.Raise(ctx, alerts.Alert{
+				Kind: alerts.EventDead, Subject: d.Key, Occurrence: d.EventID.String(), EventID: d.EventID.String(), Detail: d.Err,
+			})
+		},
+	})
+}
 
-func (d deadList) Dead(ctx context.Context, limit int) ([]admin.DeadMail, error) {
-	rows, err := d.store.DeadRows(ctx, delivery.After{}, limit)
+func (s *service) operator() dlq.Operator {
+	audit := dlq.Audit{DB: s.pool}
+	return dlq.Operator{
+		Store: s.store, DB: s.pool, Ring: s.ring, Audit: audit, Log: s.log,
+		Limits: dlq.Limits{Statement: s.cfg.StatementTimeout}, Clerk: s.clerk(audit),
+	}
+}
+
+func (s *service) clerk(audit dlq.Audit) dlq.Clerk {
+	return dlq.Clerk{
+		Box:  dlq.BrokerBox{URLs: s.cfg.AMQPURLs, Name: "notifyd-" + s.cfg.Instance + " dead letters"},
+		Rows: s.store, Discards: audit, Ring: s.ring, Count: s.metrics, Log: s.log,
+	}
+}
+
+// watchLetters keeps the dead-letter queue true to the table.
+func (s *service) watchLetters(ctx context.Context) {
+	clerk, left := s.clerk(dlq.Audit{DB: s.pool}), -1
+	for patience.Sleep(ctx, s.cfg.DLQInterval) == nil {
+		var err error
+		if left, err = clerk.Watch(ctx, left); err != nil && ctx.Err() == nil {
+			s.log.Warn("dead letters not looked through, the next round goes on", "error", err)
+		}
+	}
+}
+
+// Operate runs do with what people decide about dead mails by, for a command:
+// without bridge, workers and HTTP, but with a publisher.
+func Operate(ctx context.Context, cfg config.Config, log *slog.Logger, do func(context.Context, dlq.Operator) error) error {
+	cfg.MailEventsTopic = "off" // a replay and a discard end no mail's life
+	s, err := build(ctx, cfg, log)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out := make([]admin.DeadMail, len(rows))
-	for i, r := range rows {
-		out[i] = admin.DeadMail{
-			ID: r.ID.String(), DedupeKey: r.DedupeKey, Lane: r.Type.Lane(), Recipient: logging.Mask(r.Recipient),
-			Attempts: r.Attempts, Error: logging.Mask(dlq.Reason(r)), Stamped: r.DLQPublishedAt != nil, Created: r.CreatedAt,
-		}
-		if r.EventID != nil {
-			out[i].EventID = *r.EventID
-		}
-	}
-	return out, nil
+	defer s.pool.Close()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	done := make(chan error, 1)
+	go func() { done <- s.publisher.Run(ctx) }()
+	err = do(ctx, s.operator())
+	stop()
+	return errors.Join(err, <-done)
 }

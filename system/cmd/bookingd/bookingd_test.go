@@ -61,7 +61,7 @@ func TestConfigNamesEverythingAtOnce(t *testing.T) {
 
 func TestConfigDefaults(t *testing.T) {
 	t.Parallel()
-	c, err := load(map[string]string{"BOOKINGD_DATABASE_URL": "postgres://u:secret@db/b", "BOOKINGD_RELAY": "off"})
+	c, err := load(map[string]string{"BOOKINGD_DATABASE_URL": "postgres://u:secret@db/b", "BOOKINGD_RELAY": "off", "BOOKINGD_MAIL_EVENTS_TOPIC": "off"})
 	require.NoError(t, err)
 	require.Equal(t, contract.TopicBookingEvents, c.KafkaTopic)
 	require.Equal(t, c.DatabaseURL, c.RelayDatabaseURL)
@@ -70,7 +70,7 @@ func TestConfigDefaults(t *testing.T) {
 	require.Contains(t, out.String(), "BOOKINGD_RELAY_SESSION_TIMEOUT")
 	require.NotContains(t, out.String(), "secret")
 
-	_, err = load(map[string]string{"BOOKINGD_DATABASE_URL": "mysql://u:secret@db/b", "BOOKINGD_RELAY": "off"})
+	_, err = load(map[string]string{"BOOKINGD_DATABASE_URL": "mysql://u:secret@db/b", "BOOKINGD_RELAY": "off", "BOOKINGD_MAIL_EVENTS_TOPIC": "off"})
 	require.ErrorContains(t, err, "BOOKINGD_DATABASE_URL")
 	require.NotContains(t, err.Error(), "secret")
 }
@@ -78,7 +78,7 @@ func TestConfigDefaults(t *testing.T) {
 // The whole process: not ready without tables, ready after a migration, a
 // confirmation on the topic, metrics, and an end that leaves nothing running.
 func TestServe(t *testing.T) {
-	kafka, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, contract.TopicBookingEvents))
+	kafka, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, contract.TopicBookingEvents, contract.TopicMailEvents))
 	require.NoError(t, err)
 	defer kafka.Close()
 	before := goleak.IgnoreCurrent()
@@ -169,7 +169,7 @@ func consumeOne(t *testing.T, broker string) contract.Event {
 func TestServeRefusesATakenAddress(t *testing.T) {
 	t.Parallel()
 	cfg, err := load(map[string]string{
-		"BOOKINGD_DATABASE_URL": pg.URL("postgres"), "BOOKINGD_RELAY": "off", "BOOKINGD_HTTP_ADDR": "192.0.2.1:1",
+		"BOOKINGD_DATABASE_URL": pg.URL("postgres"), "BOOKINGD_RELAY": "off", "BOOKINGD_MAIL_EVENTS_TOPIC": "off", "BOOKINGD_HTTP_ADDR": "192.0.2.1:1",
 	})
 	require.NoError(t, err)
 	err = serve(t.Context(), cfg, slog.New(slog.DiscardHandler))

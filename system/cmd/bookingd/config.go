@@ -46,7 +46,10 @@ type config struct {
 	RelayDeliveryTimeout time.Duration `env:"RELAY_DELIVERY_TIMEOUT" envDefault:"30s" doc:"an event that is not acknowledged within this is tried anew; above RELAY_PRODUCE_TIMEOUT"`
 	RelayProduceTimeout  time.Duration `env:"RELAY_PRODUCE_TIMEOUT" envDefault:"10s" doc:"time that the broker has for one request; well above its p99 (TRAP-2-10)"`
 	RelayMaxRejections   int           `env:"RELAY_MAX_REJECTIONS" envDefault:"10" doc:"an event refused this often for its own sake is dead: skipped and alerted; an unreachable broker never counts"`
-	OutboxRetention      time.Duration `env:"OUTBOX_RETENTION" envDefault:"168h" doc:"published events are kept this long"`
+	MailEventsTopic      string        `env:"MAIL_EVENTS_TOPIC" envDefault:"mail.events" doc:"topic on which the mail service tells what became of each mail; off: nobody listens, and mails stay pending"`
+	MailEventsGroup      string        `env:"MAIL_EVENTS_GROUP" envDefault:"booking" doc:"consumer group for it"`
+
+	OutboxRetention time.Duration `env:"OUTBOX_RETENTION" envDefault:"168h" doc:"published events are kept this long"`
 }
 
 // load reads the environment, or vars if not nil. The error names every
@@ -175,6 +178,15 @@ func (c config) problems(told []error) []error {
 	case c.Relay == "on" && len(c.KafkaBrokers) == 0:
 		bad("KAFKA_BROKERS", "must be set where the relay is on")
 	}
+	if c.MailEventsTopic == "" || c.MailEventsTopic == c.KafkaTopic {
+		bad("MAIL_EVENTS_TOPIC", "is %q, must be another topic than KAFKA_TOPIC, or off", c.MailEventsTopic)
+	}
+	if c.listens() && len(c.KafkaBrokers) == 0 && c.Relay == "off" {
+		bad("MAIL_EVENTS_TOPIC", "is %q: without KAFKA_BROKERS it must be off", c.MailEventsTopic)
+	}
+	if c.MailEventsGroup == "" {
+		bad("MAIL_EVENTS_GROUP", "must not be empty")
+	}
 	if c.Pool < 1 {
 		bad("POOL", "is %d, must be at least 1", c.Pool)
 	}
@@ -199,6 +211,9 @@ func (c config) problems(told []error) []error {
 	}
 	return out
 }
+
+// listens reports whether mail events are consumed.
+func (c config) listens() bool { return c.MailEventsTopic != "off" }
 
 // describe lists every variable, its default, its value and its meaning.
 // Passwords are not shown.

@@ -50,7 +50,8 @@ func serve(ctx context.Context, cfg config, log *slog.Logger) error {
 		Topic: cfg.KafkaTopic, Timeout: cfg.RequestTimeout, OnEvent: bell.Press,
 	})
 	ready := readiness(pool)
-	server := &http.Server{Handler: handler(service, pool, relay, ready, log), ReadHeaderTimeout: readHeaderTimeout}
+	reg := registry(pool, relay)
+	server := &http.Server{Handler: handler(service, reg, ready, log), ReadHeaderTimeout: readHeaderTimeout}
 	listener, err := net.Listen("tcp", cfg.HTTPAddr)
 	if err != nil {
 		return fmt.Errorf("%sHTTP_ADDR: %w", prefix, err)
@@ -71,6 +72,13 @@ func serve(ctx context.Context, cfg config, log *slog.Logger) error {
 		}
 		return nil
 	})
+	if cfg.listens() {
+		mails := booking.NewMailEvents(booking.MailEventsConfig{
+			Brokers: cfg.KafkaBrokers, Topic: cfg.MailEventsTopic, Group: cfg.MailEventsGroup, Instance: cfg.Instance,
+			Mails: booking.Mails{Pool: pool}, Log: log, Timeout: cfg.StatementTimeout,
+		}, reg)
+		g.Go(func() error { return mails.Run(ctx) })
+	}
 	g.Go(func() error { sayReady(ctx, ready, log); return nil })
 	g.Go(func() error {
 		<-ctx.Done()
@@ -120,13 +128,17 @@ func newRelay(cfg config, log *slog.Logger) (*outbox.Relay, error) {
 	})
 }
 
-func handler(s *booking.Service, pool *pgxpool.Pool, relay *outbox.Relay, ready func(context.Context) error, log *slog.Logger) http.Handler {
+func registry(pool *pgxpool.Pool, relay *outbox.Relay) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		outbox.NewCollector(pool, relay),
 	)
+	return reg
+}
+
+func handler(s *booking.Service, reg *prometheus.Registry, ready func(context.Context) error, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
 	booking.NewAPI(s, reg, log).Register(mux)
 	// A database that is away must not hide what else there is to scrape.
@@ -154,12 +166,13 @@ func readiness(pool *pgxpool.Pool) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
-		var bookings, events *string
-		err := pool.QueryRow(ctx, `SELECT to_regclass('bookings')::text, to_regclass('outbox')::text`).Scan(&bookings, &events)
+		var bookings, events, mails *string
+		err := pool.QueryRow(ctx, `SELECT to_regclass('bookings')::text, to_regclass('outbox')::text, to_regclass('booking_mails')::text`).
+			Scan(&bookings, &events, &mails)
 		switch {
 		case err != nil:
 			return fmt.Errorf("the database does not answer: %w", err)
-		case bookings == nil || events == nil:
+		case bookings == nil || events == nil || mails == nil:
 			return errors.New("the database has no tables yet: run bookingd migrate")
 		}
 		return nil

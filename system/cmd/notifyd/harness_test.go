@@ -139,6 +139,7 @@ func newPlace(t *testing.T, opt smtp.Options) *place {
 	require.NoError(t, stack.Postgres().CreateDatabase(ctx, name))
 	require.NoError(t, stack.RabbitMQ().CreateVhost(ctx, name))
 	require.NoError(t, stack.Kafka().CreateTopic(ctx, name, 2))
+	require.NoError(t, stack.Kafka().CreateTopic(ctx, name+".mail", 1))
 	server, err := smtp.Start(opt)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, server.Close()) })
@@ -156,6 +157,7 @@ func newPlace(t *testing.T, opt smtp.Options) *place {
 			"NOTIFYD_KAFKA_BROKERS":         strings.Join(stack.Kafka().Brokers(), ","),
 			"NOTIFYD_KAFKA_TOPIC":           name,
 			"NOTIFYD_KAFKA_GROUP":           name,
+			"NOTIFYD_MAIL_EVENTS_TOPIC":     name + ".mail",
 			"NOTIFYD_KAFKA_SESSION_TIMEOUT": "6s",
 			"NOTIFYD_SMTP_ADDR":             server.Addr(),
 			"NOTIFYD_RETRY_DELAYS":          "200ms,400ms,800ms",
@@ -285,12 +287,15 @@ func (n *process) text() string {
 	return sb.String()
 }
 
+func (n *process) ended() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.done
+}
+
 // kill ends it with SIGKILL; an ended one is left alone.
 func (n *process) kill() {
-	n.mu.Lock()
-	done := n.done
-	n.mu.Unlock()
-	if !done {
+	if !n.ended() {
 		_ = n.cmd.Process.Kill()
 		n.awaitExit()
 	}

@@ -1,11 +1,12 @@
 // Package admin is notifyd's HTTP side: health, readiness, metrics, and what
-// people ask about mails that did not go.
+// people ask and decide about mails that did not go.
 //
 // It guarantees that /healthz says only that the process lives (a restart does
 // not repair a broker that is away) and that /readyz is red, with the reasons,
 // while a part of the path is missing. Recipients are masked.
 //
-// It must not change rows.
+// It changes nothing by itself: what people decide is the [Operator]'s, and it
+// has no users and no passwords: it belongs on a loopback or internal address.
 package admin
 
 import (
@@ -29,31 +30,15 @@ type Check struct {
 	Ask  func(ctx context.Context) error
 }
 
-// DeadLister lists dead mails, the oldest first, at most limit.
-type DeadLister interface {
-	Dead(ctx context.Context, limit int) ([]DeadMail, error)
-}
-
-// DeadMail is one line of the list.
-type DeadMail struct {
-	ID        string    `json:"id"`
-	DedupeKey string    `json:"dedupe_key"`
-	EventID   string    `json:"event_id,omitempty"`
-	Lane      string    `json:"lane"`
-	Recipient string    `json:"recipient"` // masked
-	Attempts  int       `json:"attempts"`
-	Error     string    `json:"error"`
-	Stamped   bool      `json:"dead_letter_confirmed"`
-	Created   time.Time `json:"created_at"`
-}
-
 // Config of the server.
 type Config struct {
 	Addr     string
 	Registry *prometheus.Registry
 	Checks   []Check
-	Dead     DeadLister
-	Log      *slog.Logger
+	Operator Operator
+	// ReplayAttempts is how many more tries a replay gives that names no number.
+	ReplayAttempts int
+	Log            *slog.Logger
 	// CheckTimeout bounds all checks of one question.
 	CheckTimeout time.Duration
 }
@@ -99,7 +84,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", s.ready)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.cfg.Registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /admin/dlq", s.dead)
+	s.dlqRoutes(mux)
 	return mux
 }
 
@@ -114,23 +99,6 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	s.answer(w, status, parts)
-}
-
-func (s *Server) dead(w http.ResponseWriter, r *http.Request) {
-	limit, err := limitOf(r)
-	if err != nil {
-		s.answer(w, http.StatusBadRequest, map[string]string{"error": err.Error()})
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), s.cfg.CheckTimeout)
-	defer cancel()
-	list, err := s.cfg.Dead.Dead(ctx, limit)
-	if err != nil {
-		s.cfg.Log.Warn("dead mails not listed", "error", err)
-		s.answer(w, http.StatusServiceUnavailable, map[string]string{"error": "the database did not answer"})
-		return
-	}
-	s.answer(w, http.StatusOK, list)
 }
 
 func limitOf(r *http.Request) (int, error) {

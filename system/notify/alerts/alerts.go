@@ -32,6 +32,7 @@ const (
 	MailExpired        Kind = "mail-expired"        // too late to be worth sending
 	EventParked        Kind = "event-parked"        // an event nobody here can read
 	MessageUndecodable Kind = "message-undecodable" // a message nobody here can read
+	EventDead          Kind = "event-dead"          // a mail event that Kafka refuses
 	LaneRefused        Kind = "lane-refused"        // the mail server refuses us
 )
 

@@ -79,6 +79,10 @@ type Config struct {
 	SweeperRate     float64       `env:"SWEEPER_RATE" envDefault:"100" doc:"doorbells per second that the sweeper rings again at most"`
 	SweeperBatch    int           `env:"SWEEPER_BATCH" envDefault:"500" doc:"rows per round and cause at most"`
 
+	DLQInterval time.Duration `env:"DLQ_INTERVAL" envDefault:"1m" doc:"how often the number of dead letters is looked at; when it changed, letters whose mail is alive or settled are cleared (not with SWEEPER=off)"`
+
+	MailEventsTopic string `env:"MAIL_EVENTS_TOPIC" envDefault:"mail.events" doc:"topic that is told what became of each booking's mail; off: nobody is told"`
+
 	StaleAfter time.Duration `env:"STALE_AFTER" envDefault:"24h" doc:"an older event that asks for a mail leaves an EXPIRED row and an alert (A2-13); cancels are never stale"`
 	Retention  time.Duration `env:"RETENTION" envDefault:"192h" doc:"how long dedupe rows and tombstones are kept; above the retention of the topic"`
 
@@ -186,6 +190,12 @@ func (c Config) checkAddresses(bad report) {
 	if !instance.MatchString(c.Instance) {
 		bad("INSTANCE", "%q must be letters, digits, dots, hyphens or underscores: it is part of the EHLO name", c.Instance)
 	}
+	if c.MailEventsTopic == c.KafkaTopic {
+		bad("MAIL_EVENTS_TOPIC", "is %q, the topic that this service reads", c.MailEventsTopic)
+	}
+	if err := (delivery.Config{Events: c.MailEventsTopic}).ValidateEvents(); err != nil {
+		bad("MAIL_EVENTS_TOPIC", "%q: %v", c.MailEventsTopic, err)
+	}
 	if c.SMTPUser != "" && c.SMTPPassword == "" {
 		bad("SMTP_PASSWORD", "must be set when %sSMTP_USER is", Prefix)
 	}
@@ -213,7 +223,7 @@ func (c Config) checkNumbers(bad report) {
 	for name, d := range map[string]time.Duration{
 		"STATEMENT_TIMEOUT": c.StatementTimeout, "CONFIRM_TIMEOUT": c.ConfirmTimeout, "KAFKA_SESSION_TIMEOUT": c.KafkaSessionTimeout,
 		"SEND_DEADLINE": c.SendDeadline, "LEASE": c.Lease, "SWEEPER_INTERVAL": c.SweeperInterval, "SWEEPER_GRACE": c.SweeperGrace,
-		"STALE_AFTER": c.StaleAfter, "RETENTION": c.Retention, "DRAIN_TIMEOUT": c.DrainTimeout,
+		"DLQ_INTERVAL": c.DLQInterval, "STALE_AFTER": c.StaleAfter, "RETENTION": c.Retention, "DRAIN_TIMEOUT": c.DrainTimeout,
 	} {
 		if d <= 0 {
 			bad(name, "is %s, must be above zero", d)
@@ -269,7 +279,18 @@ func (c Config) Delivery() delivery.Config {
 			contract.TicketConfirmation: c.TicketPolicy,
 			contract.Marketing:          c.MarketingPolicy,
 		},
+		Events: c.mailEvents(),
 	}
+}
+
+// TellsMailEvents reports whether mail events are written and published.
+func (c Config) TellsMailEvents() bool { return c.mailEvents() != "" }
+
+func (c Config) mailEvents() string {
+	if c.MailEventsTopic == "off" {
+		return ""
+	}
+	return c.MailEventsTopic
 }
 
 // Var is one line of [Describe].

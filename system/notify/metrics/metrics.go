@@ -22,6 +22,7 @@ type Set struct {
 	acks        *prometheus.CounterVec
 	claims      *prometheus.CounterVec
 	deadLetters *prometheus.CounterVec
+	revived     *prometheus.CounterVec
 	stops       *prometheus.CounterVec
 	lanePaused  *prometheus.GaugeVec
 	bridge      *prometheus.CounterVec
@@ -39,6 +40,7 @@ func New() *Set {
 	s.sends = s.counter("sends_total", "tries by outcome", "lane", "outcome")
 	s.retries = s.counter("retry_publishes_total", "confirmed publishes to a delay tier", "tier")
 	s.deadLetters = s.counter("dead_letters_total", "confirmed publishes to the dead-letter queue", "lane", "cause")
+	s.revived = s.counter("dead_letters_revived_total", "dead letters whose mail was alive and was rung for again, by why they were there", "lane", "cause")
 	s.acks = s.counter("acks_total", "acks by whether the session of the delivery was still there", "lane", "result")
 	s.stops = s.counter("refused_settles_total", "settles that found the row held by somebody else", "lane")
 	s.bridge = s.counter("bridge_events_total", "events read from Kafka by what became of them", "result")
@@ -82,6 +84,9 @@ func (s *Set) RetryPublish(tier string) { s.retries.WithLabelValues(tier).Inc() 
 
 // DeadLetter counts a confirmed publish to the dead-letter queue.
 func (s *Set) DeadLetter(lane, cause string) { s.deadLetters.WithLabelValues(lane, cause).Inc() }
+
+// LetterRevived counts a dead letter whose mail was alive.
+func (s *Set) LetterRevived(lane, cause string) { s.revived.WithLabelValues(lane, cause).Inc() }
 
 // Ack counts an ack; stale means that the session had ended.
 func (s *Set) Ack(lane string, stale bool) {
