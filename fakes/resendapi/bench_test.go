@@ -1,0 +1,169 @@
+package resendapi
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// The benchmarks compare the fake with a bare net/http handler that decodes
+// the same JSON and answers with an id, under the same client: raw requests
+// over kept connections, so that the server is most of what is measured.
+func BenchmarkFake(b *testing.B) {
+	srv, err := Start(Options{})
+	require.NoError(b, err)
+	defer func() { require.NoError(b, srv.Close()) }()
+	benchmark(b, srv.Addr())
+	require.EqualValues(b, b.N, srv.Totals().Stored)
+}
+
+func BenchmarkBare(b *testing.B) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(b, err)
+	srv := &http.Server{Handler: bareHandler()}
+	go func() { _ = srv.Serve(l) }()
+	defer srv.Close()
+	benchmark(b, l.Addr().String())
+}
+
+func bareHandler() http.Handler {
+	var n atomic.Int64
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct {
+			From, Subject, HTML, Text string
+			To                        []string
+		}
+		if err := json.NewDecoder(r.Body).Decode(&m); err != nil || len(m.To) == 0 {
+			http.Error(w, "bad", http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json; charset=utf-8")
+		_ = json.NewEncoder(w).Encode(map[string]string{"id": strconv.FormatInt(n.Add(1), 10)})
+	})
+}
+
+func processorTime(b testing.TB) time.Duration {
+	var u unix.Rusage
+	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+var benchRun atomic.Int64
+
+func benchmark(b *testing.B, addr string) {
+	html := strings.Repeat("<p>0123456789abcdef0123456789abcdef</p>", 45) // 1.8 KB
+	run := benchRun.Add(1)
+	var n atomic.Int64
+	b.ReportAllocs()
+	b.SetParallelism(8)
+	// Processor time says more than the clock on a machine that does other
+	// things too; half of it is the client's.
+	used := processorTime(b)
+	defer func() { b.ReportMetric(float64(processorTime(b)-used)/float64(b.N), "cpu-ns/op") }()
+	b.RunParallel(func(pb *testing.PB) {
+		nc, err := net.Dial("tcp", addr)
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		defer nc.Close()
+		br := bufio.NewReader(nc)
+		for pb.Next() {
+			if err := post(nc, br, run, n.Add(1), html); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+}
+
+// post sends one mail of its own key and reads the answer.
+func post(nc net.Conn, br *bufio.Reader, run, n int64, html string) error {
+	body := fmt.Sprintf(`{"from":"shop@shop.test","to":["r%d@x.test"],"subject":"Your ticket %d","html":%q}`, n, n, html)
+	_, err := fmt.Fprintf(nc, "POST /emails HTTP/1.1\r\nHost: x\r\nUser-Agent: bench\r\nAuthorization: Bearer re_1\r\nIdempotency-Key: k%d-%d\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+		run, n, len(body), body)
+	if err != nil {
+		return err
+	}
+	length := 0
+	for first := true; ; first = false {
+		line, err := br.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		if first && !strings.Contains(string(line), " 200 ") {
+			return fmt.Errorf("answered %s", line)
+		}
+		if rest, ok := strings.CutPrefix(string(line), "Content-Length: "); ok {
+			if length, err = strconv.Atoi(strings.TrimSpace(rest)); err != nil {
+				return err
+			}
+		}
+		if len(line) == 2 {
+			break
+		}
+	}
+	_, err = io.CopyN(io.Discard, br, int64(length))
+	return err
+}
+
+// TestMemory sends mails and looks at the heap: what stays of one is its key,
+// its counters and its entry, not its contents.
+func TestMemory(t *testing.T) {
+	mails := int64(200_000)
+	if testing.Short() || raceEnabled {
+		mails = 20_000
+	}
+	srv, err := Start(Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, srv.Close()) }()
+	html := strings.Repeat("<p>0123456789abcdef0123456789abcdef</p>", 45)
+	nc, err := net.Dial("tcp", srv.Addr())
+	require.NoError(t, err)
+	defer nc.Close()
+	br := bufio.NewReader(nc)
+	send := func(from, to int64) {
+		for n := from; n < to; n++ {
+			require.NoError(t, post(nc, br, 0, n, html))
+		}
+	}
+	// The bounded parts (rows in memory, the lint's ring) are full by then.
+	warm := mails / 2
+	send(0, warm)
+	before := heapBytes()
+	begun := time.Now()
+	send(warm, mails)
+	grown := int64(heapBytes()) - int64(before)
+	perMail := float64(grown) / float64(mails-warm)
+	t.Logf("%d mails, %.0f/s over one connection; heap grew by %.1f MB from %d to %d mails: %.0f bytes a mail", mails,
+		float64(mails-warm)/time.Since(begun).Seconds(), float64(grown)/(1<<20), warm, mails, perMail)
+	require.EqualValues(t, mails, srv.Totals().Stored)
+	require.Less(t, perMail, 400.0)
+	v := srv.Verdict(fmt.Sprintf("k0-%d", mails-1))
+	require.Equal(t, "once", v.Verdict)
+	first, ok := srv.mails.get(0)
+	require.True(t, ok)
+	m, apiErr := srv.email(0, first)
+	require.Nil(t, apiErr)
+	require.Equal(t, html, *m.HTML, "the contents of the first are there")
+}
+
+func heapBytes() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}

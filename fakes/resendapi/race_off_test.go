@@ -1,0 +1,5 @@
+//go:build !race
+
+package resendapi
+
+const raceEnabled = false
