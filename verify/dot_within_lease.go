@@ -17,7 +17,10 @@ const dotTolerance = time.Second
 // at its clock when it woke.
 //
 // What it does not see: a worker that lost its lease before it began the attempt.
-// The newest claim is then another's, and the dot is held to that one's lease.
+// The newest claim is then another's, and the dot is held to that one's lease;
+// at-most-one and no-needless-send excuse no such copy. Nor can any worker look
+// at its clock in the very instant of the write: one that is stopped between the
+// two (microseconds) is found here, and is no fault of the system.
 var dotWithinLease = rule{
 	name:      "dot-within-lease",
 	statement: "No worker sends the final dot after its lease is over: by then the mail may be another's.",
