@@ -63,7 +63,7 @@ func processorTime(b testing.TB) time.Duration {
 var benchRun atomic.Int64
 
 func benchmark(b *testing.B, addr string) {
-	html := strings.Repeat("<p>0123456789abcdef0123456789abcdef</p>", 45) // 1.8 KB
+	html := strings.Repeat("<p>0123456789abcdef0123456789abcdef</p>", 45) // 1.8 KB, no escapes
 	run := benchRun.Add(1)
 	var n atomic.Int64
 	b.ReportAllocs()
@@ -91,7 +91,7 @@ func benchmark(b *testing.B, addr string) {
 
 // post sends one mail of its own key and reads the answer.
 func post(nc net.Conn, br *bufio.Reader, run, n int64, html string) error {
-	body := fmt.Sprintf(`{"from":"shop@shop.test","to":["r%d@x.test"],"subject":"Your ticket %d","html":%q}`, n, n, html)
+	body := fmt.Sprintf(`{"from":"shop@shop.test","to":["r%d@x.test"],"subject":"Your ticket %d","html":"%s"}`, n, n, html)
 	_, err := fmt.Fprintf(nc, "POST /emails HTTP/1.1\r\nHost: x\r\nUser-Agent: bench\r\nAuthorization: Bearer re_1\r\nIdempotency-Key: k%d-%d\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
 		run, n, len(body), body)
 	if err != nil {

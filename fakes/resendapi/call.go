@@ -39,6 +39,7 @@ type call struct {
 	mods        []Action               // changes of the answer
 	refused     map[*ledger.Row]string // rows that a permissive batch refuses
 	breach      bool
+	scoped      *digest // see scope
 	expireLater bool    // the key's lifetime ends as soon as it is settled
 	inFlight    *digest // the key that this request holds; nil for none
 	over        bool    // answered, or the connection is gone
@@ -383,6 +384,10 @@ func (c *call) willBeWhole() bool {
 // writeTimeout bounds the writing of one answer.
 const writeTimeout = 30 * time.Second
 
+// smallAnswer is a size that the kernel takes at once from all but a client
+// that never reads; that one holds its own connection only.
+const smallAnswer = 2048
+
 var jsonType = []string{"application/json; charset=utf-8"}
 
 // write hands the answer to the socket and reports whether the kernel took all
@@ -402,7 +407,10 @@ func (c *call) write(x answer) bool {
 			return c.writeRaw(a, x)
 		}
 	}
-	_ = c.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if len(x.body) > smallAnswer {
+		_ = c.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+		defer func() { _ = c.conn.SetWriteDeadline(time.Time{}) }()
+	}
 	c.w.WriteHeader(x.status)
 	if _, err := c.w.Write(x.body); err != nil {
 		return false
@@ -478,7 +486,9 @@ var errTooLarge = errors.New("the body is too large")
 // readBody reads the whole body within its bounds; the rules of stage body
 // strike inside it.
 func (c *call) readBody() ([]byte, error) {
-	_ = c.conn.SetReadDeadline(time.Now().Add(c.s.opt.BodyTimeout))
+	if !c.s.engine.Quiet() { // the head may have been held
+		_ = c.conn.SetReadDeadline(time.Now().Add(c.s.opt.BodyTimeout))
+	}
 	body, err := c.readAll()
 	if err == nil {
 		// From here on net/http reads ahead, only to see the client leave.

@@ -166,7 +166,7 @@ func (s *Server) email(serial int64, e entry) (*Email, *APIError) {
 		Bcc: list(m.Bcc), Cc: list(m.Cc), ReplyTo: list(m.ReplyTo),
 		LastEvent: e.event(s.engine.Now()), Tags: m.Tags,
 	}
-	x.HTML, x.Text = orNull(m.HTML), orNull(m.Text)
+	x.HTML, x.Text = orNull(m.HTML.String()), orNull(m.Text.String())
 	if e.due != e.at {
 		at := stamp(s.started.Add(e.due))
 		x.ScheduledAt = &at

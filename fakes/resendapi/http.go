@@ -142,8 +142,8 @@ func (m *mail) mime(id string, at time.Time) []byte {
 			_ = q.Close()
 		}
 	}
-	part("text/plain", m.Text)
-	part("text/html", m.HTML)
+	part("text/plain", m.Text.String())
+	part("text/html", m.HTML.String())
 	for _, a := range m.Attachments {
 		name := strings.NewReplacer(`"`, "'", "\r", " ", "\n", " ", `\`, "/").Replace(a.Filename)
 		kind := a.ContentType

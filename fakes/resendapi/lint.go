@@ -99,7 +99,7 @@ func (m *memory) contents(x *mail) uint64 {
 		}
 		_ = h.WriteByte(0)
 	}
-	for _, s := range []string{x.From, x.Subject, x.HTML, x.Text, string(x.Template)} {
+	for _, s := range []string{x.From, x.Subject, string(x.HTML), string(x.Text), string(x.Template)} {
 		_, _ = h.WriteString(s)
 		_ = h.WriteByte(0)
 	}

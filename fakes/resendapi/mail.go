@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // Resend's limits.
@@ -25,6 +26,11 @@ const (
 type addresses []string
 
 func (a *addresses) UnmarshalJSON(b []byte) error {
+	// Most requests have one plain address: no need to parse it twice.
+	if n := len(b); n > 4 && b[0] == '[' && b[1] == '"' && b[n-2] == '"' && bytes.IndexByte(b, '\\') < 0 && bytes.Count(b, []byte{'"'}) == 2 && utf8.Valid(b) {
+		*a = addresses{string(b[2 : n-2])}
+		return nil
+	}
 	if len(b) > 0 && b[0] == '"' {
 		var s string
 		if err := json.Unmarshal(b, &s); err != nil {
@@ -41,6 +47,39 @@ func (a *addresses) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// literal is a JSON string that is only decoded when somebody wants to read it:
+// most mails are never looked at.
+type literal []byte
+
+func (l *literal) UnmarshalJSON(b []byte) error {
+	switch {
+	case string(b) == "null":
+		return nil
+	case len(b) == 0 || b[0] != '"':
+		return errors.New("`html` and `text` must be strings")
+	}
+	*l = append((*l)[:0], b...)
+	return nil
+}
+
+// MarshalJSON gives the literal back as it came.
+func (l literal) MarshalJSON() ([]byte, error) {
+	if len(l) == 0 {
+		return []byte(`""`), nil
+	}
+	return l, nil
+}
+
+func (l literal) empty() bool { return len(l) <= 2 }
+
+func (l literal) String() string {
+	var s string
+	if l.empty() || json.Unmarshal(l, &s) != nil { // it was checked when it came
+		return ""
+	}
+	return s
+}
+
 // mail is the body of a request to send.
 type mail struct {
 	From        string            `json:"from"`
@@ -49,8 +88,8 @@ type mail struct {
 	Bcc         addresses         `json:"bcc,omitempty"`
 	ReplyTo     addresses         `json:"reply_to,omitempty"`
 	Subject     string            `json:"subject"`
-	HTML        string            `json:"html,omitempty"`
-	Text        string            `json:"text,omitempty"`
+	HTML        literal           `json:"html,omitempty"`
+	Text        literal           `json:"text,omitempty"`
 	Headers     map[string]string `json:"headers,omitempty"`
 	Tags        []tag             `json:"tags,omitempty"`
 	Attachments []attachment      `json:"attachments,omitempty"`
@@ -59,6 +98,7 @@ type mail struct {
 	TopicID     *string           `json:"topic_id,omitempty"`
 
 	raw       []byte        // as it was sent
+	rcpts     []string      // see recipients
 	scheduled time.Duration // when it is due, on the movable clock; 0: at once
 }
 
@@ -80,12 +120,16 @@ type attachment struct {
 
 // recipients of the mail in the order to, cc, bcc, without their names.
 func (m *mail) recipients() []string {
+	if m.rcpts != nil {
+		return m.rcpts
+	}
 	out := make([]string, 0, len(m.To)+len(m.Cc)+len(m.Bcc))
 	for _, list := range []addresses{m.To, m.Cc, m.Bcc} {
 		for _, a := range list {
 			out = append(out, bare(a))
 		}
 	}
+	m.rcpts = out
 	return out
 }
 
@@ -206,7 +250,7 @@ func missing(m *mail) *APIError {
 			return must(422, "missing_required_field").saying("Missing `%s` field.", f.name)
 		}
 	}
-	if m.HTML == "" && m.Text == "" && !templated {
+	if m.HTML.empty() && m.Text.empty() && !templated {
 		return must(422, "missing_required_field").saying("Missing `html` or `text` field.")
 	}
 	return nil

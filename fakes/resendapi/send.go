@@ -85,7 +85,6 @@ func (c *call) received(mails []*mail, body []byte) digest {
 	first.Update(func(a *Attempt) {
 		a.Stage, a.DotAt, a.BodyHash, a.Size = string(StageRequest), now, hash, int64(len(body))
 	})
-	base := first.Get()
 	row := 0
 	for i, m := range mails {
 		key, sum := c.mailKey(i, m), hash
@@ -101,7 +100,7 @@ func (c *call) received(mails []*mail, body []byte) digest {
 			if row == 0 {
 				first.Update(name)
 			} else {
-				more := base
+				more := first.Get()
 				name(&more)
 				c.rows = append(c.rows, c.s.ledger.Begin(more))
 			}
@@ -142,7 +141,7 @@ func (c *call) count() {
 func (c *call) lint(mails []*mail) {
 	keyed := digest{}
 	if c.key != "" {
-		keyed = digestOf(c.key)
+		keyed = c.scope()
 	}
 	now := c.s.engine.Now()
 	for _, m := range mails {
@@ -212,11 +211,16 @@ type batchError struct {
 
 // scope is what the key is unique within.
 func (c *call) scope() digest {
+	if c.scoped != nil {
+		return *c.scoped
+	}
 	parts := []string{c.key, c.r.Method, c.r.URL.Path}
 	if c.s.opt.Idempotency.Scope == ScopeCredential {
 		parts = append(parts, bearer(c.r))
 	}
-	return digestOf(parts...)
+	d := digestOf(parts...)
+	c.scoped = &d
+	return d
 }
 
 // expireKey ends the key's lifetime before its time: the server breaks its
