@@ -148,3 +148,14 @@ func TestALeaseThatCannotBeReadIsTheHarnessesFault(t *testing.T) {
 	res := w.rest().judge()
 	require.Equal(t, verify.HarnessError, res.Verdict, explain(res))
 }
+
+// The mails of a stopped process are handed on by the sweeper: that is what it is
+// there for.
+func TestRescuesAreExplainedByAStoppedProcess(t *testing.T) {
+	t.Parallel()
+	w := newWorld("resend", "plain")
+	struckLives("resend", "plain")["stopped past its lease, taken over"](w.mail("b1"))
+	w.rest()
+	w.final.Counters[`sweeper_rescues_total{cause="overdue"}`] = 3
+	requirePass(t, w.judge())
+}
