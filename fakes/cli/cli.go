@@ -38,7 +38,7 @@ func (v Verdict) ExitCode() int { return v.Code }
 // Commands returns new command trees.
 func Commands() []*cobra.Command {
 	fake := &cobra.Command{Use: "fake", Short: "Servers that misbehave on purpose"}
-	fake.AddCommand(smtpCommand())
+	fake.AddCommand(smtpCommand(), resendCommand())
 	return []*cobra.Command{fake, judgeCommand(), demoCommand()}
 }
 
@@ -83,14 +83,9 @@ ann+fault-rcpt-451@example.com, ann+fault-stored-drop-x1@example.com.`,
 func (f *smtpFlags) options() (smtp.Options, error) {
 	opt := f.opt
 	opt.Mode = smtp.Mode(f.mode)
-	if f.rules != "" {
-		data, err := os.ReadFile(f.rules)
-		if err != nil {
-			return opt, fmt.Errorf("rules: %w", err)
-		}
-		if opt.Rules, err = script.ParseRules(data); err != nil {
-			return opt, fmt.Errorf("%s: %w", f.rules, err)
-		}
+	var err error
+	if opt.Rules, err = readRules(f.rules); err != nil {
+		return opt, err
 	}
 	for _, u := range f.users {
 		name, pass, ok := strings.Cut(u, ":")
@@ -110,6 +105,22 @@ func (f *smtpFlags) options() (smtp.Options, error) {
 	return opt, err
 }
 
+// readRules reads a file of rules; "" means none.
+func readRules(name string) ([]script.Rule, error) {
+	if name == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("rules: %w", err)
+	}
+	rules, err := script.ParseRules(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return rules, nil
+}
+
 func (f *smtpFlags) run(ctx context.Context, out io.Writer) (err error) {
 	opt, err := f.options()
 	if err != nil {
@@ -119,7 +130,7 @@ func (f *smtpFlags) run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	export, err := f.export(srv)
+	export, err := export(srv, f.ledger)
 	if err != nil {
 		return errors.Join(err, srv.Close())
 	}
@@ -144,13 +155,20 @@ type exporter struct {
 	rest   func() error
 }
 
-func (f *smtpFlags) export(srv *smtp.Server) (*exporter, error) {
+// source is a fake whose rows are exported.
+type source interface {
+	Subscribe(context.Context) <-chan ledger.Attempt
+	LedgerSince(n int64) []ledger.Attempt
+}
+
+// export appends the finished rows of a server to a file; "" means to none.
+func export(srv source, name string) (*exporter, error) {
 	e := &exporter{failed: make(chan error, 1), stop: func() {}, done: make(chan struct{}), rest: func() error { return nil }}
-	if f.ledger == "" {
+	if name == "" {
 		close(e.done)
 		return e, nil
 	}
-	file, err := os.OpenFile(f.ledger, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("ledger: %w", err)
 	}

@@ -301,10 +301,7 @@ func (k *hooks) payload(serial int64, m *mail, e entry, p happening) []byte {
 	}
 	switch p.event {
 	case "email.bounced":
-		kind := e.bounce
-		if kind == "" {
-			kind = "Permanent"
-		}
+		kind := bounceKinds[e.bounce]
 		x.Data.Bounce = &bounced{
 			Type: kind, SubType: bounceTypes[kind], Message: "The recipient's mail server did not take the mail.",
 			Diagnostic: []string{"smtp; 550 5.1.1 no such mailbox"},

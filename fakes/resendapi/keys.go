@@ -2,6 +2,7 @@ package resendapi
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"sync"
 	"time"
@@ -19,14 +20,17 @@ func digestOf(parts ...string) digest {
 	return digest(h.Sum(nil)[:16])
 }
 
+// start is the digest's beginning, enough to see a change.
+func (d digest) start() uint64 { return binary.BigEndian.Uint64(d[:]) }
+
 // record is what is known of one idempotency key.
 type record struct {
-	bytes, payload digest // of the body as sent, and as it is compared
-	at             time.Duration
-	running        bool
-	expired        bool          // by script, before its time
-	serial         int64         // the mail, for a plain send; else answer
-	answer         *storedAnswer // for batches and refusals
+	payload digest        // as it is compared
+	bytes   uint64        // beginning of the digest of the body as sent
+	at      time.Duration // of its answer
+	serial  int64         // the mail, for a plain send; -1 where answers has it
+	running bool
+	expired bool // by script, before its time
 }
 
 type storedAnswer struct {
@@ -42,7 +46,9 @@ type keys struct {
 
 	mu    sync.Mutex
 	known map[digest]record
-	queue []queued // oldest first
+	// answers to batches and refusals, by key
+	answers map[digest]storedAnswer
+	queue   []queued // oldest first
 }
 
 type queued struct {
@@ -51,7 +57,7 @@ type queued struct {
 }
 
 func newKeys(opt Idempotency, limit int) *keys {
-	return &keys{opt: opt, max: limit, known: map[digest]record{}}
+	return &keys{opt: opt, max: limit, known: map[digest]record{}, answers: map[digest]storedAnswer{}}
 }
 
 // claim is the answer to a request's key.
@@ -83,7 +89,7 @@ func (k *keys) begin(key, sent, payload digest, now time.Duration) (c claim, old
 	default:
 		return replayed, old, seen
 	}
-	k.known[key] = record{bytes: sent, payload: payload, at: now, running: true}
+	k.known[key] = record{bytes: sent.start(), payload: payload, at: now, running: true}
 	return claimed, old, seen
 }
 
@@ -101,7 +107,10 @@ func (k *keys) settle(key digest, now time.Duration, serial int64, answer *store
 	if !ok {
 		return // forgotten meanwhile
 	}
-	r.running, r.at, r.serial, r.answer = false, now, serial, answer
+	r.running, r.at, r.serial = false, now, serial
+	if answer != nil {
+		k.answers[key] = *answer
+	}
 	k.known[key] = r
 	k.queue = append(k.queue, queued{key, now})
 }
@@ -114,6 +123,13 @@ func (k *keys) release(key digest) {
 	if r, ok := k.known[key]; ok && r.running {
 		delete(k.known, key)
 	}
+}
+
+// answer is what a settled key is answered with, unless it is a mail's id.
+func (k *keys) answer(key digest) storedAnswer {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.answers[key]
 }
 
 // expire ends the key's lifetime now; false when it was not alive.
@@ -139,6 +155,7 @@ func (k *keys) sweep(now time.Duration) {
 		k.queue = k.queue[1:]
 		if r, ok := k.known[first.key]; ok && !r.running && r.at == first.at {
 			delete(k.known, first.key)
+			delete(k.answers, first.key)
 		}
 	}
 }
@@ -147,6 +164,7 @@ func (k *keys) reset() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	clear(k.known)
+	clear(k.answers)
 	k.queue = nil
 }
 

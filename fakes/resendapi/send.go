@@ -3,6 +3,7 @@ package resendapi
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -272,7 +273,7 @@ func (c *call) claim(key, sent, payload digest) bool {
 		c.answer(refusal(must(409, "invalid_idempotent_request")))
 		return false
 	case replayed:
-		if old.bytes != sent {
+		if old.bytes != sent.start() {
 			c.find(FindingChangedBytes)
 		}
 		c.again(old)
@@ -290,8 +291,9 @@ func (c *call) claim(key, sent, payload digest) bool {
 // again answers a request as its key was answered before.
 func (c *call) again(old record) {
 	x := answer{status: http.StatusOK}
-	if old.answer != nil {
-		x.status, x.body = old.answer.status, old.answer.body
+	if old.serial < 0 {
+		kept := c.s.keys.answer(c.scope())
+		x.status, x.body = kept.status, kept.body
 	} else {
 		x.body = c.sentBody(old.serial)
 	}
@@ -299,7 +301,7 @@ func (c *call) again(old record) {
 		for _, r := range c.rows {
 			r.Duplicate()
 		}
-		if old.answer == nil {
+		if old.serial >= 0 {
 			id := messageID(c.s.ids.uuid(old.serial))
 			c.update(func(a *Attempt) { a.MessageID = id })
 		}
@@ -529,7 +531,7 @@ func (e *entry) setFate(a Action) {
 	if a.For != 0 {
 		e.after = a.For.D()
 	}
-	e.bounce = a.Error
+	e.bounce = uint8(max(0, slices.Index(bounceKinds, a.Error)))
 }
 
 // testAddress knows Resend's addresses for tests; a +label behind the name is

@@ -31,7 +31,7 @@ type entry struct {
 	due      time.Duration // when it is sent; at, unless it was scheduled
 	after    time.Duration // the fate comes so long after due
 	fate     fate
-	bounce   string // its type
+	bounce   uint8 // index of its type in bounceKinds
 	canceled bool
 	plan     uint16 // rises with each change of due: events of older plans are void
 }

@@ -144,6 +144,9 @@ var bounceTypes = map[string]string{
 	"": "General", "Permanent": "General", "Transient": "MailboxFull", "Undetermined": "Undetermined",
 }
 
+// bounceKinds are the types of a bounce; the first is the default.
+var bounceKinds = []string{"Permanent", "Transient", "Undetermined"}
+
 func checkBounce(a script.Action) error {
 	if _, ok := bounceTypes[a.Error]; !ok {
 		return fmt.Errorf("action.error %q of a bounce is not Permanent, Transient or Undetermined", a.Error)
