@@ -42,7 +42,7 @@ func TestStatementsAgreeWithTheModel(t *testing.T) {
 	pool := newDatabase(t)
 	begin, compared := time.Now(), 0
 	withOutbox(t, pool)
-	for policy, topic := range map[Policy]string{Hold: "", Resend: "mail.events"} {
+	for policy, topic := range map[Policy]string{Hold: "", Resend: "mail.events", SameKey: ""} {
 		cfg := testConfig(policy)
 		cfg.Events = topic // what writes an event moves the row in the same way
 		cfg.MaxAttempts = diffLimit
@@ -184,7 +184,7 @@ func fillTable(t *testing.T, pool *pgxpool.Pool, s *Store, states []modelRow) []
 			r.late, when(r.late, "late"),
 			at(r.status == mSending, r.over, past, future), at(r.status.waiting(), r.due, past, future),
 			when(r.old, past), when(r.stamped, past), when(r.status == mSent, past),
-			past, now, diffVersion,
+			past, now, diffVersion, past,
 		}
 	}
 	_, err = pool.CopyFrom(ctx, pgx.Identifier{"notifications"}, []string{
@@ -194,7 +194,7 @@ func fillTable(t *testing.T, pool *pgxpool.Pool, s *Store, states []modelRow) []
 		"late_accepted", "late_provider_id",
 		"locked_until", "next_attempt_at",
 		"expires_at", "dlq_published_at", "sent_at",
-		"created_at", "changed_at", "version",
+		"created_at", "changed_at", "version", "first_claimed_at",
 	}, pgx.CopyFromRows(values))
 	require.NoError(t, err)
 
@@ -358,6 +358,9 @@ func settleEvents(token uint8) []diffEvent {
 		{name: named("proven_absent"), run: func(ctx context.Context, s *Store, r Row) (bool, error) {
 			return applied(s.ProvenAbsent(ctx, r.ID, int64(token)))
 		}, model: func(m model, r modelRow) (modelRow, bool) { return m.provenAbsent(r, token) }},
+		{name: named("ask_again"), run: func(ctx context.Context, s *Store, r Row) (bool, error) {
+			return applied(s.AskAgain(ctx, r.ID, int64(token), time.Hour))
+		}, model: func(m model, r modelRow) (modelRow, bool) { return m.askAgain(r, token) }},
 	}
 }
 

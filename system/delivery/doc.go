@@ -32,6 +32,7 @@
 //	replay           DEAD, no cancel request                              PENDING; limit = attempts + N; token kept
 //	found            UNKNOWN                                              SENT
 //	proven_absent    UNKNOWN, the token that the proof covers             CANCELLED if requested, else PENDING; unsettled 0, limit ≥ attempts + 1
+//	ask_again        UNKNOWN, own token, same-key, key alive, sendable      PENDING; limit ≥ attempts + 1; unsettled kept
 //	stamp_dlq        DEAD, the version whose letter was confirmed         stamped
 //
 // The words of the guards:

@@ -55,6 +55,7 @@ func TestNoStatementScansTheTable(t *testing.T) {
 	must(s.Replay(ctx, sending, 1))(t)
 	must(s.Found(ctx, sending, "p"))(t)
 	must(s.ProvenAbsent(ctx, sending, 77))(t)
+	must(s.AskAgain(ctx, sending, 77, time.Hour))(t)
 	must(s.Park(ctx, sending, "no sender"))(t)
 	must(s.OverdueIn(ctx, contract.TicketConfirmation, time.Minute, 10_000))(t) // more than there are, so that leases are asked for too
 	must(s.CountDue(ctx, contract.TicketConfirmation))(t)

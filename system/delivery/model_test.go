@@ -115,6 +115,11 @@ const (
 	gAbsentToken        guard = "proven_absent: the token that the proof covers"
 	gAbsentCancel       guard = "proven_absent: CANCELLED if requested"
 	gAbsentLimit        guard = "proven_absent: limit ≥ attempts + 1"
+	gAskUnknown         guard = "ask_again: UNKNOWN"
+	gAskPolicy          guard = "ask_again: same-key"
+	gAskCancel          guard = "ask_again: no cancel request"
+	gAskLimit           guard = "ask_again: limit ≥ attempts + 1"
+	gAskUnsettled       guard = "ask_again: unsettled kept"
 	gStampVersion       guard = "stamp_dlq: version"
 )
 
@@ -398,6 +403,25 @@ func (m model) provenAbsent(r modelRow, token uint8) (modelRow, bool) {
 		return r, true
 	}
 	r.status, r.due = mPending, true
+	return r, true
+}
+
+// askAgain: UNKNOWN, same-key, no cancel request → PENDING. The age of the key is
+// no fact of the model; store_test.go looks at it.
+func (m model) askAgain(r modelRow, token uint8) (modelRow, bool) {
+	if r.status != mUnknown && m.on(gAskUnknown) || r.status == absent || r.token != token {
+		return r, false
+	}
+	if m.policy != SameKey && m.on(gAskPolicy) || r.cancel && m.on(gAskCancel) || r.sms || r.old || r.stopped {
+		return r, false
+	}
+	if m.on(gAskLimit) {
+		r.limit = max(r.limit, r.attempts+1)
+	}
+	if !m.on(gAskUnsettled) {
+		r.unsettled = 0
+	}
+	r.status, r.due, r.over = mPending, true, false
 	return r, true
 }
 

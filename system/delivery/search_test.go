@@ -72,6 +72,7 @@ type world struct {
 	aborted   bool // a 5xx ended the mail
 	cancels   bool // the cancel event was delivered
 	freed     bool // a throttle was used
+	asked     bool // the reconciler let the mail be asked for again
 	replayed  bool
 }
 
@@ -407,6 +408,13 @@ func (s *search) reconcilerSteps(w world, out []step) []step {
 		r, ok := s.found(w.row)
 		out = apply(out, w, "found", r, ok)
 	}
+	if !w.asked {
+		if r, ok := s.askAgain(w.row, w.row.token); ok {
+			c := w
+			c.row, c.asked = r, true
+			out = append(out, step{name: "ask_again", to: c})
+		}
+	}
 	// The proof trusts that nobody sends past his lease: it looks at the end of
 	// the lease, since it cannot look at the workers.
 	proven := w.stored == 0 && w.processing == 0 && !withinLease(w, w.workers[0]) && !withinLease(w, w.workers[1])
@@ -600,7 +608,7 @@ func TestSearchFindsNoViolation(t *testing.T) {
 	// about it.
 	for _, name := range []string{
 		"insert", "claim", "accepted", "accepted_late", "transient", "transient (free)", "permanent", "ambiguous",
-		"lease_over", "cancel", "cancel_campaign", "expire", "park", "replay", "found", "proven_absent", "stamp_dlq",
+		"lease_over", "cancel", "cancel_campaign", "expire", "park", "replay", "found", "proven_absent", "ask_again", "stamp_dlq",
 		"lease passes", "worker: crashes", "worker: dot", "server: stored, nobody listens",
 	} {
 		require.NotZero(t, steps[name], "no state was reached by %q", name)
@@ -704,6 +712,11 @@ func removals() []removal {
 		one(gAbsentToken, Hold, "untrue: CANCELLED"),
 		one(gAbsentCancel, Hold, "stuck: PENDING"),
 		one(gAbsentLimit, Hold, "stuck: PENDING"),
+		one(gAskUnknown, SameKey, "needless send"),
+		one(gAskPolicy, Hold, "doubled"),
+		one(gAskCancel, SameKey, "stuck: PENDING"),
+		one(gAskLimit, SameKey, "stuck: PENDING"),
+		one(gAskUnsettled, SameKey, "untrue"),
 		one(gStampVersion, Hold, "invisible"),
 
 		{[]guard{gSenderCheck}, Hold, flags{noCheck: true}, "untrue"},

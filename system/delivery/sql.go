@@ -392,6 +392,24 @@ UPDATE notifications n SET
 WHERE n.id = $1 AND n.status = 'UNKNOWN' AND n.token = $2
 RETURNING ` + columns + `, ` + waitColumn
 
+// sqlAskAgain: UNKNOWN under a key that the receiver still remembers ($4 after
+// the first claim) → PENDING with at least one more try. unsettled stays: nothing
+// is proven, the next try asks under the same key. The guards are a claim's.
+const sqlAskAgain = `-- ask_again
+UPDATE notifications n SET
+  status = 'PENDING',
+  attempt_limit = greatest(n.attempt_limit, n.attempts + 1),
+  next_attempt_at = ` + clock + `,
+  ` + transition + `
+WHERE n.id = $1 AND n.status = 'UNKNOWN' AND n.token = $2
+  AND n.type = ANY($3::text[])
+  AND NOT n.cancel_requested
+  AND n.channel = 'EMAIL'
+  AND NOT ` + pastExpiry + `
+  AND NOT ` + stopped + `
+  AND coalesce(n.first_claimed_at + $4::interval > ` + clock + `, false)
+RETURNING ` + columns + `, ` + waitColumn
+
 // sqlOverdue counts a rescue for rows whose doorbell is lost. The grace ($2)
 // doubles with each rescue, at most 1024-fold.
 const sqlOverdue = `-- overdue

@@ -480,3 +480,40 @@ func TestListsAreRead(t *testing.T) {
 	}
 	require.Equal(t, want, got)
 }
+
+// OB-09: beyond the key's life a repetition would be a second mail.
+func TestAskAgainNeedsALiveKey(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, SameKey)
+	id := b.ticket("42")
+	b.exec(`UPDATE notifications SET attempt_limit = 1`)
+	lost := func() Row {
+		return must(b.Ambiguous(t.Context(), id, b.claim(id).Token, "no reply"))(t).Row
+	}
+	r := lost()
+	require.Equal(t, Unknown, r.Status)
+	require.False(t, must(b.AskAgain(t.Context(), id, r.Token, 0))(t).Applied)
+	out := must(b.AskAgain(t.Context(), id, r.Token, time.Hour))(t)
+	require.Equal(t, Pending, out.Row.Status)
+	require.Equal(t, 1, out.Row.Unsettled, "nothing is proven")
+	require.Equal(t, 2, out.Row.AttemptLimit)
+	require.Equal(t, Sent, must(b.Accepted(t.Context(), id, b.claim(id).Token, "p"))(t).Row.Status)
+
+	b.exec(`UPDATE notifications SET status = 'UNKNOWN', sent_at = NULL, token = 9, first_claimed_at = now() - interval '24 hours'`)
+	require.False(t, must(b.AskAgain(t.Context(), id, 9, 23*time.Hour))(t).Applied)
+	require.True(t, must(b.AskAgain(t.Context(), id, 9, 25*time.Hour))(t).Applied)
+}
+
+func TestAlertOfAnUnknownMailIsResolved(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Hold)
+	id, other := b.ticket("42"), b.ticket("43")
+	for _, id := range []uuid.UUID{id, other} {
+		r := must(b.Ambiguous(t.Context(), id, b.claim(id).Token, "no reply"))(t).Row
+		require.True(t, must(b.RaiseAlert(t.Context(), "mail-unknown", r.DedupeKey, "?"))(t))
+	}
+	require.Zero(t, must(b.ResolveUnknown(t.Context(), "mail-unknown"))(t))
+	must(b.Found(t.Context(), id, "p"))(t)
+	require.EqualValues(t, 1, must(b.ResolveUnknown(t.Context(), "mail-unknown"))(t))
+	require.Zero(t, must(b.ResolveUnknown(t.Context(), "mail-unknown"))(t), "once")
+}
