@@ -17,7 +17,7 @@ TESTFLAGS ?= -p 2 -timeout 20m
 
 CHAOS_ARGS := $(foreach s,$(SCENARIO),--scenario $(s)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-.PHONY: help deps build test lint fmt chaos mutants clean
+.PHONY: help deps build test lint fmt chaos mutants clients clean
 
 help: ## show this text
 	@echo "mailproof: proves from evidence that no mail is lost and none is delivered twice"
@@ -52,6 +52,9 @@ fmt: ## format the code
 mutants: build ## plant each known defect and see the scenario that must catch it turn red
 	@$(BIN)/mailproof setup
 	@$(BIN)/mailproof mutants $(ARGS)
+
+clients: ## run nine real mail clients against every SMTP fault; writes docs/fakes-smtp-clients.md
+	@bash fakes/smtp/clientmatrix/run.sh $(ARGS)
 
 clean: ## remove what the commands above made here (runs/ and bin/)
 	rm -rf $(BIN) runs

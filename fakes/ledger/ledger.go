@@ -11,15 +11,17 @@
 //   - Copies are counted per key and recipient, under one lock with the
 //     decision to store, so that two tries at once cannot both be the first.
 //
-// It imports nothing of this module.
+// It imports nothing of this module but its own [tally].
 package ledger
 
 import (
 	"context"
-	"hash/maphash"
+	"errors"
 	"sort"
 	"strconv"
 	"sync"
+
+	"mailproof/fakes/ledger/tally"
 )
 
 // Attempt is one row.
@@ -83,21 +85,18 @@ type Attempt struct {
 func (a Attempt) Open() bool { return a.Seq == 0 }
 
 // Ledger is safe for concurrent use. Its memory is bounded: the latest finished
-// rows are held, older ones stand in a temporary file and are read back when
-// asked for. What grows is one small counter per key and recipient.
+// rows and the latest keys are held, older ones stand in temporary files and
+// are read back when asked for. What grows is under 2 bytes of index for each
+// key, and as much for each key and recipient.
 type Ledger struct {
-	seed maphash.Seed
-
 	mu       sync.Mutex
 	nextID   int64
 	open     map[int64]*Row
 	finished store
-	copies   map[uint64]uint32
-	deduped  map[uint64]struct{}
-	// The finished rows of one key form a chain: newest holds its end by the
-	// key's hash, before[seq-1] the row before it; 0 ends it.
-	newest   map[uint64]uint32
-	before   []uint32
+	// keys counts what is known of a key: its copies for a recipient, whether
+	// it was stored under a dedupe key, and the number of its newest finished
+	// row, from which the chain of the others starts (see chunk.before).
+	keys     *tally.Tally
 	changed  chan struct{}
 	watched  bool // somebody took changed since it was made
 	totals   Totals
@@ -127,9 +126,8 @@ func New(keep int) *Ledger {
 		keep = 16_384
 	}
 	return &Ledger{
-		seed: maphash.MakeSeed(),
 		open: map[int64]*Row{}, finished: store{keep: max(1, keep/chunkRows)},
-		copies: map[uint64]uint32{}, deduped: map[uint64]struct{}{}, newest: map[uint64]uint32{},
+		keys:    tally.New(0),
 		changed: make(chan struct{}),
 	}
 }
@@ -184,13 +182,11 @@ func (r *Row) Store(dedup string, now int64) (stored, duplicate bool) {
 		return false, false
 	}
 	if dedup != "" {
-		d := r.l.hash(dedup, r.a.Recipient)
-		if _, known := r.l.deduped[d]; known {
+		if r.l.keys.Put(tally.KeyOf("deduped", dedup, r.a.Recipient), 1) != 0 {
 			r.a.Deduplicated = true
 			r.l.totals.Deduplicated++
 			return false, true
 		}
-		r.l.deduped[d] = struct{}{}
 	}
 	r.a.Stored, r.a.StoredAt = true, now
 	r.a.Copy = r.l.copy(r.a)
@@ -237,25 +233,18 @@ func (l *Ledger) copy(a Attempt) int {
 	if a.Key == "" && a.MessageID == "" {
 		return 1
 	}
-	d := l.hash(a.Identity(), a.Recipient)
-	l.copies[d]++
-	return int(l.copies[d])
+	return int(l.keys.Add(tally.KeyOf("copies", a.Identity(), a.Recipient)))
 }
 
 func (l *Ledger) append(a Attempt) {
 	a.Seq = l.finished.n + 1
-	l.finished.append(a)
-	l.index(a)
+	l.finished.append(a, l.keys.Put(newest(a.Identity()), uint32(a.Seq)))
 	l.totals.count(a)
 	l.signal()
 }
 
-// index chains the row to the one before it of the same key.
-func (l *Ledger) index(a Attempt) {
-	h := l.hash(a.Identity(), "")
-	l.before = append(l.before, l.newest[h])
-	l.newest[h] = uint32(a.Seq)
-}
+// newest is where the number of a key's newest finished row is kept.
+func newest(key string) tally.Key { return tally.KeyOf("newest", key) }
 
 func (l *Ledger) signal() {
 	if !l.watched {
@@ -438,28 +427,27 @@ func (l *Ledger) Reset() {
 		r.done = true
 	}
 	clear(l.open)
-	clear(l.copies)
-	clear(l.deduped)
-	clear(l.newest)
-	l.before = nil
+	l.keys.Reset()
 	l.finished.reset()
 	l.totals, l.sessions, l.nextID = Totals{}, sessions{}, 0
 	l.signal()
 }
 
-// Close gives the temporary file back. The rows in memory stay readable.
+// Close gives the temporary files back. The rows and keys in memory stay
+// readable; to ask for others is an error from then on.
 func (l *Ledger) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.finished.close()
+	return errors.Join(l.finished.close(), l.keys.Close())
 }
 
-// Err is why older rows could not be written to the temporary file, or nil.
-// They are then kept in memory.
+// Err is why older rows or keys could not be written to a temporary file, or
+// nil: they are then kept in memory. A file that could not be read back is told
+// here too: a key that it held may have been counted as a new one.
 func (l *Ledger) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.finished.err
+	return errors.Join(l.finished.err, l.keys.Err())
 }
 
 // Verdict is what became of one key, over all its tries and recipients.
@@ -545,23 +533,27 @@ func (l *Ledger) Verdict(key string) (Verdict, error) {
 // Of returns all rows of one key (or Message-ID), by ID, running ones included.
 // It does not read the rest of the ledger.
 func (l *Ledger) Of(key string) ([]Attempt, error) {
-	rows, seqs := l.find(key)
-	for _, seq := range seqs {
-		some, err := l.batch(seq - 1)
-		if err != nil {
-			return nil, err
+	rows, seq, err := l.find(key)
+	var c chunk
+	for seq != 0 && err == nil {
+		if c.rows == nil || seq < c.rows[0].Seq {
+			if c, err = l.chunk(seq); err != nil || c.rows == nil {
+				break
+			}
 		}
-		if len(some) > 0 && some[0].Identity() == key {
-			rows = append(rows, some[0])
+		i := seq - c.rows[0].Seq
+		if c.rows[i].Identity() == key {
+			rows = append(rows, c.rows[i])
 		}
+		seq = int64(c.before[i])
 	}
 	sort.Slice(rows, func(i, j int) bool { return rows[i].ID < rows[j].ID })
-	return rows, nil
+	return rows, err
 }
 
-// find returns the running rows of a key and the numbers of the finished ones
-// that may be its (a hash may collide).
-func (l *Ledger) find(key string) (running []Attempt, seqs []int64) {
+// find returns the running rows of a key and the number of its newest finished
+// one, 0 if there is none.
+func (l *Ledger) find(key string) (running []Attempt, seq int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.open {
@@ -569,10 +561,24 @@ func (l *Ledger) find(key string) (running []Attempt, seqs []int64) {
 			running = append(running, r.a)
 		}
 	}
-	for seq := l.newest[l.hash(key, "")]; seq != 0; seq = l.before[seq-1] {
-		seqs = append(seqs, int64(seq))
+	last, err := l.keys.Get(newest(key))
+	return running, int64(last), err
+}
+
+// chunk returns the rows around the one numbered seq; none when the ledger was
+// reset meanwhile.
+func (l *Ledger) chunk(seq int64) (chunk, error) {
+	l.mu.Lock()
+	if seq > l.finished.n {
+		l.mu.Unlock()
+		return chunk{}, nil
 	}
-	return running, seqs
+	c, read := l.finished.chunk(seq)
+	l.mu.Unlock()
+	if read == nil {
+		return c, nil
+	}
+	return read()
 }
 
 // Verdicts judges all keys, in the order in which they were first seen.
@@ -602,15 +608,4 @@ func Fold(rows []Attempt) []Verdict {
 		out = append(out, Judge(k, by[k]))
 	}
 	return out
-}
-
-// hash folds two strings into 64 bits: with a million keys the chance that any
-// two of them collide is below 1 in 30 million.
-func (l *Ledger) hash(a, b string) uint64 {
-	var h maphash.Hash
-	h.SetSeed(l.seed)
-	_, _ = h.WriteString(a)
-	_ = h.WriteByte(0)
-	_, _ = h.WriteString(b)
-	return h.Sum64()
 }

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -17,23 +18,34 @@ const chunkRows = 256
 type store struct {
 	keep    int // chunks in memory, the growing one aside
 	n       int64
-	chunks  [][]Attempt // in memory; all but the last are full
-	spilled []span      // in the file, oldest first
+	chunks  []chunk // in memory; all but the last are full
+	spilled []span  // in the file, oldest first
 	file    *os.File
 	size    int64
 	err     error
 }
 
-type span struct{ from, to int64 } // bytes of the file
+// chunk is some rows in the order of their numbers. Rows are added behind, none
+// is changed: a copy of the struct is a snapshot that needs no lock.
+type chunk struct {
+	rows []Attempt
+	// before holds, for each row, the number of the one before it of the same
+	// key, 0 if there is none.
+	before []uint32
+}
 
-func (s *store) append(a Attempt) {
+// span is where a chunk stands in the file: its rows from from to to, then its
+// before numbers, 4 bytes each.
+type span struct{ from, to int64 }
+
+func (s *store) append(a Attempt, before uint32) {
 	s.n++
-	if k := len(s.chunks); k == 0 || len(s.chunks[k-1]) == chunkRows {
-		s.chunks = append(s.chunks, make([]Attempt, 0, chunkRows))
+	if k := len(s.chunks); k == 0 || len(s.chunks[k-1].rows) == chunkRows {
+		s.chunks = append(s.chunks, chunk{make([]Attempt, 0, chunkRows), make([]uint32, 0, chunkRows)})
 		s.spill()
 	}
-	k := len(s.chunks) - 1
-	s.chunks[k] = append(s.chunks[k], a)
+	c := &s.chunks[len(s.chunks)-1]
+	c.rows, c.before = append(c.rows, a), append(c.before, before)
 }
 
 // spill moves the oldest chunk to the file when there are too many. A file that
@@ -45,11 +57,11 @@ func (s *store) spill() {
 	if s.err = s.write(s.chunks[0]); s.err != nil {
 		return
 	}
-	s.chunks[0] = nil
+	s.chunks[0] = chunk{}
 	s.chunks = s.chunks[1:]
 }
 
-func (s *store) write(rows []Attempt) error {
+func (s *store) write(c chunk) error {
 	if s.file == nil {
 		f, err := os.CreateTemp("", "fake-ledger-*.jsonl")
 		if err != nil {
@@ -62,15 +74,19 @@ func (s *store) write(rows []Attempt) error {
 	}
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
-	for _, a := range rows {
+	for _, a := range c.rows {
 		if err := enc.Encode(a); err != nil {
 			return fmt.Errorf("encoding ledger row %d: %w", a.ID, err)
 		}
 	}
+	at := span{s.size, s.size + int64(b.Len())}
+	if err := binary.Write(&b, binary.LittleEndian, c.before); err != nil {
+		return fmt.Errorf("encoding the ledger's index: %w", err)
+	}
 	if _, err := s.file.WriteAt(b.Bytes(), s.size); err != nil {
 		return fmt.Errorf("writing the ledger's file: %w", err)
 	}
-	s.spilled = append(s.spilled, span{s.size, s.size + int64(b.Len())})
+	s.spilled = append(s.spilled, at)
 	s.size += int64(b.Len())
 	return nil
 }
@@ -82,18 +98,41 @@ func (s *store) after(seq int64) ([]Attempt, func() ([]Attempt, error)) {
 	if seq >= s.n {
 		return nil, nil
 	}
-	chunk, skip := int(seq/chunkRows), int(seq%chunkRows)
-	if chunk >= len(s.spilled) {
-		return append([]Attempt(nil), s.chunks[chunk-len(s.spilled)][skip:]...), nil
+	skip := int(seq % chunkRows)
+	c, read := s.chunk(seq + 1)
+	if read == nil {
+		return append([]Attempt(nil), c.rows[skip:]...), nil
 	}
-	f, at := s.file, s.spilled[chunk]
 	return nil, func() ([]Attempt, error) {
-		rows, err := Decode(io.NewSectionReader(f, at.from, at.to-at.from))
+		c, err := read()
 		if err != nil {
-			return nil, fmt.Errorf("reading the ledger's file: %w", err)
+			return nil, err
 		}
-		return rows[skip:], nil
+		return c.rows[skip:], nil
 	}
+}
+
+// chunk returns the one that holds the row numbered seq (1 to n), or a function
+// that reads it from the file, which needs no lock.
+func (s *store) chunk(seq int64) (chunk, func() (chunk, error)) {
+	i := int((seq - 1) / chunkRows)
+	if i >= len(s.spilled) {
+		return s.chunks[i-len(s.spilled)], nil
+	}
+	f, at := s.file, s.spilled[i]
+	return chunk{}, func() (chunk, error) { return read(f, at) }
+}
+
+func read(f *os.File, at span) (chunk, error) {
+	rows, err := Decode(io.NewSectionReader(f, at.from, at.to-at.from))
+	if err != nil {
+		return chunk{}, fmt.Errorf("reading the ledger's file: %w", err)
+	}
+	c := chunk{rows, make([]uint32, len(rows))}
+	if err := binary.Read(io.NewSectionReader(f, at.to, int64(4*len(rows))), binary.LittleEndian, c.before); err != nil {
+		return chunk{}, fmt.Errorf("reading the ledger's index: %w", err)
+	}
+	return c, nil
 }
 
 func (s *store) reset() {

@@ -3,6 +3,7 @@ package script
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"path"
@@ -11,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"mailproof/fakes/ledger/tally"
 )
 
 // Event is what a server knows when it asks the engine.
@@ -77,7 +80,7 @@ type Engine struct {
 	decided   int64
 	grey      map[uint64]time.Duration
 	magic     bool
-	tries     map[uint64]uint32
+	tries     *tally.Tally
 	hashSeed  maphash.Seed
 }
 
@@ -91,7 +94,7 @@ type entry struct {
 func NewEngine(seed uint64, vocab Vocabulary, magic bool) *Engine {
 	return &Engine{
 		seed: seed, vocab: vocab, start: time.Now(), magic: magic,
-		grey: map[uint64]time.Duration{}, tries: map[uint64]uint32{}, hashSeed: maphash.MakeSeed(),
+		grey: map[uint64]time.Duration{}, tries: tally.New(0), hashSeed: maphash.MakeSeed(),
 	}
 }
 
@@ -181,7 +184,7 @@ func (e *Engine) Clear() {
 func (e *Engine) Forget() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	clear(e.tries)
+	e.tries.Reset()
 	clear(e.grey)
 	e.decisions, e.decided = nil, 0
 	for _, r := range e.rules {
@@ -243,11 +246,19 @@ func (e *Engine) Quiet(recipients ...string) bool {
 // Try counts one more try of a subject and returns how many there were. The
 // count starts with the server, whatever the rules.
 func (e *Engine) Try(subject string) int {
-	d := maphash.String(e.hashSeed, subject)
+	k := tally.KeyOf(subject)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.tries[d]++
-	return int(e.tries[d])
+	return int(e.tries.Add(k))
+}
+
+// Close gives back the temporary files that counts of tries stand in, if there
+// are any (an engine that is not closed keeps them open until it is collected),
+// and tells what went wrong with them.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return errors.Join(e.tries.Err(), e.tries.Close())
 }
 
 // Decide returns the strikes on an event, in the order of the rules: those

@@ -12,7 +12,7 @@
 //   - Every draw is kept in the decision log, struck or not.
 //   - Nothing here grows without a bound that the caller can name.
 //
-// It imports nothing of this module.
+// It imports nothing of this module but the ledger's tally.
 package script
 
 import (

@@ -401,7 +401,7 @@ func (s *Server) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	err := s.smtp.Shutdown(ctx)
-	return errors.Join(httpErr, err, s.gate.Close(), <-s.served, s.ledger.Close(), s.ledger.Err(), s.broken)
+	return errors.Join(httpErr, err, s.gate.Close(), <-s.served, s.ledger.Close(), s.ledger.Err(), s.engine.Close(), s.broken)
 }
 
 func (s *Server) enter(c *conn) bool {
