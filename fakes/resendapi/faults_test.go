@@ -299,7 +299,7 @@ func TestSameSeedSameLedger(t *testing.T) {
 				}
 			}
 		}
-		c.settled()
+		require.NoError(t, c.settled())
 		rows, decisions = c.srv.Ledger(), c.srv.Decisions(0)
 		for i := range rows {
 			rows[i].From, rows[i].To, rows[i].DotAt, rows[i].StoredAt = 0, 0, 0, 0
@@ -353,7 +353,7 @@ func TestBadInput(t *testing.T) {
 	_, err = io.ReadAll(nc)
 	require.NoError(t, err, "closed by the server")
 	c.ok(c.send("k", "ann@x.test"))
-	c.settled()
+	require.NoError(t, c.settled())
 }
 
 func TestRulesAreChecked(t *testing.T) {

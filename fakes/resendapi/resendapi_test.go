@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -121,17 +122,18 @@ func (c *client) get(path string, v any) {
 
 // settled returns once no request runs: a client may read an answer a moment
 // before its row is closed.
-func (c *client) settled() {
-	ctx := soon(c.t)
+func (c *client) settled() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
 	for {
 		changed, _ := c.srv.ledger.Changed()
 		if len(c.srv.ledger.Running()) == 0 {
-			return
+			return nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			c.t.Fatal("requests still run")
+			return errors.New("requests still run")
 		}
 	}
 }
@@ -139,7 +141,7 @@ func (c *client) settled() {
 // last returns the newest row.
 func (c *client) last() Attempt {
 	c.t.Helper()
-	c.settled()
+	require.NoError(c.t, c.settled())
 	rows := c.srv.Ledger()
 	require.NotEmpty(c.t, rows)
 	return rows[len(rows)-1]
