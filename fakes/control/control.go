@@ -21,6 +21,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -67,13 +68,20 @@ const maxBody = 1 << 20
 
 type handler struct {
 	API
-	started time.Time
+	since atomic.Pointer[time.Time] // the ledger is complete from then on
+}
+
+// began notes that the ledger is empty.
+func (h *handler) began() {
+	now := time.Now()
+	h.since.Store(&now)
 }
 
 // Handler serves the control API and the page. Mount it at "/", or below a
 // prefix by http.StripPrefix; all its links are relative.
 func Handler(api API) http.Handler {
-	h := &handler{api, time.Now()}
+	h := &handler{API: api}
+	h.began()
 	mux := http.NewServeMux()
 	for pattern, f := range h.routes() {
 		mux.HandleFunc(pattern, f)
@@ -217,7 +225,7 @@ func (h *handler) window(r *http.Request, limit int64) (window, error) {
 	q := r.URL.Query()
 	var win window
 	var err error
-	if win.filter, err = ledger.ParseFilter(q, "since", "limit", "tail", "format"); err != nil {
+	if win.filter, err = ledger.ParseFilter(q, "since", "limit", "tail", "format", "running"); err != nil {
 		return win, err
 	}
 	if win.since, err = number(q, "since", 0); err != nil {
@@ -291,13 +299,32 @@ func (h *handler) ledgerLines(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// log is the delivery log as a customer would read it. The header Log-Reach says
+// for how many seconds back it is complete: what is older may be missing. With
+// running=true the tries that still run come first; one that ends meanwhile is
+// shown twice, never not at all.
 func (h *handler) log(w http.ResponseWriter, r *http.Request) {
 	win, err := h.window(r, 0)
 	if err != nil {
 		fail(w, http.StatusBadRequest, err)
 		return
 	}
+	running := false
+	if v := r.URL.Query().Get("running"); v != "" {
+		if running, err = strconv.ParseBool(v); err != nil {
+			fail(w, http.StatusBadRequest, fmt.Errorf("running=%q is not true or false", v))
+			return
+		}
+	}
+	w.Header().Set("Log-Reach", strconv.FormatInt(int64(time.Since(*h.since.Load())/time.Second), 10))
 	enc := lines(w)
+	if running {
+		for _, a := range h.Ledger.Running() {
+			if win.filter.Match(a) {
+				_ = enc.Encode(a.Log())
+			}
+		}
+	}
 	if err := h.each(win, func(a ledger.Attempt) { _ = enc.Encode(a.Log()) }); err != nil {
 		_ = enc.Encode(map[string]string{"error": err.Error()})
 	}
@@ -421,6 +448,7 @@ func (h *handler) reset(w http.ResponseWriter, r *http.Request) {
 	}
 	h.Holds.ReleaseAll()
 	h.Ledger.Reset()
+	h.began()
 	h.Engine.Forget()
 	if h.Forget != nil {
 		h.Forget()
