@@ -38,6 +38,8 @@ type Scenario struct {
 	Invariants []Checked            `json:"invariants"`
 	Queues     []history.QueueState `json:"queues,omitempty"`
 	Dir        string               `json:"dir"` // below the run's folder
+	// Evidence is the SHA-256 of the history when it was first judged.
+	Evidence string `json:"evidence_sha256,omitempty"`
 
 	chart chart // for the page, from the history
 }

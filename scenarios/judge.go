@@ -2,7 +2,10 @@ package scenarios
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +23,10 @@ func Judge(dir string) (reports.Scenario, error) {
 	if err != nil {
 		return reports.Scenario{}, err
 	}
+	evidence, err := fingerprint(filepath.Join(dir, history.FileName))
+	if err != nil {
+		return reports.Scenario{}, err
+	}
 	own, err := loadOwn(dir)
 	if err != nil {
 		return reports.Scenario{}, err
@@ -31,7 +38,7 @@ func Judge(dir string) (reports.Scenario, error) {
 	result := reports.Scenario{
 		Verdict: judged.Verdict, Findings: judged.Findings, Guarantee: judged.Guarantee,
 		Counts: judged.Counts, Latency: judged.Latency, Invariants: append(judged.Checked, own.checked...),
-		Measured: own.Measured, Dir: filepath.Base(dir),
+		Measured: own.Measured, Dir: filepath.Base(dir), Evidence: evidence,
 	}
 	tellStories(h, own.Findings)
 	for _, f := range own.Findings {
@@ -98,12 +105,9 @@ func JudgeAgain(dir string) (reports.Summary, error) {
 	before := sum.Scenarios
 	sum.Scenarios, sum.Verdict = nil, verify.Pass
 	for _, old := range before {
-		again := old
-		if old.Dir != "" && exists(filepath.Join(dir, old.Dir, history.FileName)) {
-			if again, err = Judge(filepath.Join(dir, old.Dir)); err != nil {
-				return sum, fmt.Errorf("%s/%s: %w", old.Name, old.Policy, err)
-			}
-			again.Command, again.Seconds = old.Command, old.Seconds
+		again, err := judgeCellAgain(dir, old)
+		if err != nil {
+			return sum, fmt.Errorf("%s/%s: %w", old.Name, old.Policy, err)
 		}
 		sum.Scenarios = append(sum.Scenarios, again)
 		sum.Verdict = verify.Worse(sum.Verdict, again.Verdict)
@@ -112,6 +116,53 @@ func JudgeAgain(dir string) (reports.Summary, error) {
 		sum.Verdict = verify.Invalid
 	}
 	return sum, nil
+}
+
+// judgeCellAgain judges one cell from its history. A cell that left none keeps
+// its verdict only if that claims nothing: it was skipped, or the harness failed
+// before there was evidence. Any other without its history is a harness error,
+// and so is one whose history is not the one that was judged first: lines can
+// be taken from a history so that nothing in it contradicts itself.
+func judgeCellAgain(dir string, old reports.Scenario) (reports.Scenario, error) {
+	cell := filepath.Join(dir, old.Dir)
+	if old.Dir == "" || !exists(filepath.Join(cell, history.FileName)) {
+		if old.Verdict != verify.SkippedRun && old.Verdict != verify.HarnessError {
+			noEvidence(&old, "the evidence is gone: there is no %s to judge; what was said of it before does not count", filepath.Join(cell, history.FileName))
+		}
+		return old, nil
+	}
+	again, err := Judge(cell)
+	if err != nil {
+		return again, err
+	}
+	again.Command, again.Seconds = old.Command, old.Seconds
+	if old.Evidence != "" && again.Evidence != old.Evidence {
+		noEvidence(&again, "the history is not the one of the run: its SHA-256 is %s, and was %s", again.Evidence, old.Evidence)
+		again.Evidence = old.Evidence // so that the next judging says so too
+	}
+	return again, nil
+}
+
+// noEvidence adds the finding that a cell's evidence cannot be relied upon.
+func noEvidence(sc *reports.Scenario, format string, args ...any) {
+	sc.Verdict = verify.Worse(sc.Verdict, verify.HarnessError)
+	sc.Findings = append(sc.Findings, verify.Finding{
+		Invariant: "well-formed-history", Verdict: verify.HarnessError, Text: fmt.Sprintf(format, args...),
+	})
+}
+
+// fingerprint is the SHA-256 of a history, in hexadecimal digits.
+func fingerprint(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("fingerprint of the history: %w", err)
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", fmt.Errorf("fingerprint of the history: %w", err)
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
 func exists(path string) bool {

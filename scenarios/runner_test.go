@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -495,6 +496,41 @@ func TestJudgingAgainGivesTheSameVerdict(t *testing.T) {
 			require.Equal(t, sum.Scenarios[0].Findings, again.Scenarios[0].Findings)
 			require.Equal(t, sum.Scenarios[0].Counts, again.Scenarios[0].Counts)
 			require.Equal(t, sum.Scenarios[0].Command, again.Scenarios[0].Command)
+		})
+	}
+}
+
+// Each of these was green once: the verdict of the first judging was kept, or
+// what is left of the history does not contradict itself.
+func TestJudgingAgainIsNotGreenOnOtherEvidence(t *testing.T) {
+	dropFirst := func(kind string) func(t *testing.T, path string) {
+		return func(t *testing.T, path string) {
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			lines := strings.SplitAfter(string(text), "\n")
+			i := slices.IndexFunc(lines, func(l string) bool { return strings.Contains(l, `"kind":"`+kind+`"`) })
+			require.NotEqual(t, -1, i)
+			require.NoError(t, os.WriteFile(path, []byte(strings.Join(slices.Delete(lines, i, i+1), "")), 0o600))
+		}
+	}
+	for name, damage := range map[string]func(t *testing.T, path string){
+		"history gone":  func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) },
+		"folder gone":   func(t *testing.T, path string) { require.NoError(t, os.RemoveAll(filepath.Dir(path))) },
+		"a phase gone":  dropFirst("phase"),
+		"history empty": func(t *testing.T, path string) { require.NoError(t, os.Truncate(path, 0)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			sum, dir := inBubble(t, &fakeLab{settle: 100 * time.Millisecond}, small(&fakeFault{name: "a", log: &callLog{}}), nil)
+			require.Equal(t, verify.Pass, sum.Verdict)
+			require.NoError(t, reports.Write(dir, sum))
+			damage(t, filepath.Join(dir, sum.Scenarios[0].Dir, history.FileName))
+			for range 2 { // the first judging must not whitewash the second
+				again, err := JudgeAgain(dir)
+				require.NoError(t, err)
+				require.Equal(t, verify.HarnessError, again.Verdict)
+				require.NotEmpty(t, findings(only(t, again), verify.HarnessError))
+				require.NoError(t, reports.Write(dir, again))
+			}
 		})
 	}
 }
