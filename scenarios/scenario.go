@@ -151,6 +151,8 @@ func All(d Draw) []Scenario {
 		duplicateEvents(),
 		smtpDown(d),
 		wokenWorker(),
+		cancels(),
+		dlqReplay(),
 	}
 }
 

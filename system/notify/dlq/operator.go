@@ -183,9 +183,11 @@ func (o Operator) Replay(ctx context.Context, req ReplayRequest) (Report, error)
 		}
 		return nil
 	})
-	if req.DryRun || len(rung) == 0 {
+	if req.DryRun {
 		return report, err
 	}
+	// Also when nothing was moved: of two replays at once each may have met
+	// letters of mails that only the other moved.
 	var tidyErr error
 	report.Letters, tidyErr = o.Clerk.Tidy(ctx, rung)
 	failpoint.At(fpReplayTidied)

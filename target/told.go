@@ -1,0 +1,153 @@
+package target
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// MailTold is what the booking service tells its client of the booking's mail:
+// pending, sent, failed, cancelled, too-late; "" of a booking that was never
+// confirmed.
+func (p *Pipeline) MailTold(ctx context.Context, booking string) (string, error) {
+	addr := p.bookings.pick(p.bookings.turn.Load())
+	if addr == "" {
+		return "", errors.New("no booking process listens")
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/bookings/"+booking, nil)
+	if err != nil {
+		return "", fmt.Errorf("booking %s: %w", booking, err)
+	}
+	resp, err := p.bookings.http.Do(req)
+	if err != nil {
+		return "", fmt.Errorf("booking %s: %w", booking, err)
+	}
+	defer func() { _ = resp.Body.Close() }() // only read
+	var body struct {
+		Mail struct{ Status string }
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("booking %s: %s", booking, resp.Status)
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&body); err != nil {
+		return "", fmt.Errorf("booking %s: %w", booking, err)
+	}
+	return body.Mail.Status, nil
+}
+
+const (
+	cancelEventSQL = `
+SELECT payload::text FROM outbox WHERE key = $1 AND event_type = 'BookingCancelled' AND (payload->>'generation')::int = $2`
+	unpublishedSQL = `SELECT id FROM outbox WHERE key = $1 AND published_at IS NULL`
+)
+
+// RepeatCancel waits until everything about the booking is published, and puts
+// its cancel event of that generation on the topic once more, byte for byte:
+// what a relay that died before its mark does, however late.
+func (p *Pipeline) RepeatCancel(ctx context.Context, booking string, generation int) error {
+	if err := p.awaitPublished(ctx, booking); err != nil {
+		return err
+	}
+	bodies, err := query(ctx, p.dbs[bookingDB], "cancel of "+booking, cancelEventSQL, pgx.RowTo[string], booking, generation)
+	if err != nil {
+		return err
+	}
+	if len(bodies) != 1 {
+		return fmt.Errorf("booking %s has %d cancels of generation %d", booking, len(bodies), generation)
+	}
+	producer, err := kgo.NewClient(kgo.SeedBrokers(p.cfg.Stack.Kafka().Brokers()...),
+		// As the relay: the copy must come to the same partition, behind the reopening.
+		kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)))
+	if err != nil {
+		return fmt.Errorf("repeat the cancel of %s: %w", booking, err)
+	}
+	defer producer.Close()
+	record := &kgo.Record{Topic: p.topic, Key: []byte(booking), Value: []byte(bodies[0])}
+	if err := producer.ProduceSync(ctx, record).FirstErr(); err != nil {
+		return fmt.Errorf("repeat the cancel of %s: %w", booking, err)
+	}
+	return nil
+}
+
+// awaitPublished returns when no event of the booking waits in the outbox.
+func (p *Pipeline) awaitPublished(ctx context.Context, booking string) error {
+	for {
+		left, err := query(ctx, p.dbs[bookingDB], "events of "+booking, unpublishedSQL, pgx.RowTo[int64], booking)
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d events of booking %s are not published: %w", len(left), booking, ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// adminTimeout of a request to the mail service's operators' side: a replay
+// answers when all its mails are on their way.
+const adminTimeout = 2 * time.Minute
+
+// DeadCount is how many dead mails the mail service lists, at most 1000.
+func (p *Pipeline) DeadCount(ctx context.Context) (int, error) {
+	var list []struct{}
+	err := p.admin(ctx, http.MethodGet, "/admin/dlq?limit=1000", nil, &list)
+	return len(list), err
+}
+
+// ReplayReport is what a replay did, by mails and by dead letters.
+type ReplayReport struct {
+	Matched  int `json:"matched"`
+	Replayed int `json:"replayed"`
+	Refused  int `json:"refused"`
+	Letters  struct {
+		Removed int `json:"removed"`
+	} `json:"letters"`
+}
+
+// ReplayDead gives every dead mail more tries, at so many mails per second (0:
+// as fast as it goes).
+func (p *Pipeline) ReplayDead(ctx context.Context, attempts int, rate float64) (ReplayReport, error) {
+	var r ReplayReport
+	err := p.admin(ctx, http.MethodPost, "/admin/dlq/replay", map[string]any{
+		"all": true, "attempts": attempts, "rate": rate, "actor": "mailproof", "why": "the server is healed",
+	}, &r)
+	return r, err
+}
+
+func (p *Pipeline) admin(ctx context.Context, method, path string, body, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+	defer cancel()
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+p.Addr("notifyd-1")+path, bytes.NewReader(raw))
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	// Without the customers' client, whose requests end sooner.
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	defer func() { _ = resp.Body.Close() }() // only read
+	if resp.StatusCode >= 300 {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // for the error alone
+		return fmt.Errorf("%s: %s: %s", path, resp.Status, text)
+	}
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
