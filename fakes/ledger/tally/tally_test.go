@@ -24,10 +24,10 @@ func get(t require.TestingT, tl *Tally, k Key) uint32 {
 // few keys, the answers are those of a map.
 func TestLikeAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		tl := New(rapid.IntRange(1, 9).Draw(t, "recent"))
+		tl := New(rapid.IntRange(2, 15).Draw(t, "recent"))
 		defer func() { require.NoError(t, tl.Close()) }()
 		model := map[int]uint32{}
-		for range rapid.IntRange(0, 300).Draw(t, "steps") {
+		for range rapid.IntRange(0, 200).Draw(t, "steps") {
 			k := rapid.IntRange(0, 60).Draw(t, "key")
 			switch rapid.IntRange(0, 9).Draw(t, "step") {
 			case 0:

@@ -1,0 +1,5 @@
+//go:build race
+
+package smtp
+
+const raceEnabled = true
