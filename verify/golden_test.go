@@ -98,6 +98,10 @@ func goldens() []golden {
 			build: delivered, edit: func(w *world) { w.dropChange("SENT") },
 		},
 		{
+			invariant: "well-formed-history", name: "a row was not read", mode: hold, verdict: verify.HarnessError, text: "none was read at the end",
+			build: delivered, edit: func(w *world) { w.final.Rows = nil },
+		},
+		{
 			invariant: "well-formed-history", name: "a record was refused", mode: hold, verdict: verify.HarnessError, text: "refused a record",
 			build: func(w *world) {
 				w.mail("b1").delivered()
