@@ -207,6 +207,9 @@ func (s *service) path(ctx context.Context) error {
 		g.Go(func() error { return sw.Run(ctx) })
 		g.Go(func() error { s.watchLetters(ctx); return nil })
 	}
+	if s.cfg.Reconciler == "on" {
+		g.Go(func() error { return s.reconcile(ctx) })
+	}
 	if s.relay != nil {
 		g.Go(func() error { return s.relay.Run(ctx) })
 	}
@@ -353,7 +356,7 @@ func (s *service) addLane(t contract.MailType, consumers, prefetch int, limit wo
 	w := worker.New(worker.Config{
 		Type: t, Tiers: s.cfg.RetryDelays, SendDeadline: s.cfg.SendDeadline, From: s.cfg.MailFrom,
 		Store: s.store, Sender: sender, Render: render, Ring: s.ring, Dead: s.dead, Alerts: s.alerts,
-		Retry: s.retry, Limit: limit, Metrics: s.metrics, Log: s.log.With("lane", t.Lane()),
+		Retry: s.retry, Limit: limit, KeyLifetime: s.keyLifetime(t), Metrics: s.metrics, Log: s.log.With("lane", t.Lane()),
 		Pause: patience.Backoff{First: time.Second, Max: time.Minute},
 	})
 	s.lanes = append(s.lanes, &lane{mailType: t, sender: sender, consumer: amqp.NewConsumer(amqp.ConsumerConfig{

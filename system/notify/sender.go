@@ -12,12 +12,13 @@ import (
 	"mailproof/system/notify/config"
 )
 
-// newSender makes the senders of one lane: one connection with an EHLO name of
-// its own per worker, so that the mail server's log names who held a session.
+// newSender makes the senders of one lane: one connection with an EHLO name, or
+// a User-Agent, of its own per worker, so that the mail server's log names who
+// held a session.
 func newSender(cfg config.Config, t contract.MailType, workers int) (mail.EmailSender, error) {
 	s := &senders{free: make(chan mail.EmailSender, workers)}
 	for i := range workers {
-		one, err := mail.NewSMTPSender(smtpConfig(cfg, fmt.Sprintf("notifyd-%s.%s-%d", cfg.Instance, t.Lane(), i+1)))
+		one, err := transport(cfg, fmt.Sprintf("notifyd-%s.%s-%d", cfg.Instance, t.Lane(), i+1))
 		if err != nil {
 			return nil, err
 		}
@@ -25,6 +26,16 @@ func newSender(cfg config.Config, t contract.MailType, workers int) (mail.EmailS
 		s.free <- one
 	}
 	return s, nil
+}
+
+func transport(cfg config.Config, name string) (mail.EmailSender, error) {
+	if cfg.Transport == "resend" {
+		return mail.NewResendSender(mail.ResendConfig{
+			URL: cfg.ResendURL, APIKey: cfg.ResendAPIKey, UserAgent: name, Connections: 1, SendTimeout: cfg.SendDeadline,
+			ConnectTimeout: min(mail.DefaultConnectTimeout, cfg.SendDeadline),
+		})
+	}
+	return mail.NewSMTPSender(smtpConfig(cfg, name))
 }
 
 func smtpConfig(cfg config.Config, name string) mail.SMTPConfig {
@@ -84,7 +95,11 @@ func renderer(cfg config.Config) (func(delivery.Row) ([]byte, error), error) {
 		if row.FirstClaimedAt != nil {
 			date = *row.FirstClaimedAt
 		}
-		m, err := r.Render(mail.Rendering{
+		render := r.Render
+		if cfg.Transport == "resend" {
+			render = r.RenderResend
+		}
+		m, err := render(mail.Rendering{
 			Template: contract.TemplateTicketConfirmed, DedupeKey: row.DedupeKey, BookingID: row.BookingID,
 			To: row.Recipient, Data: data, Date: date,
 		})

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/mail"
 	"net/url"
 	"os"
@@ -51,7 +52,13 @@ type Config struct {
 
 	Instance string `env:"INSTANCE" envDefault:"1" doc:"name of this process: static member of the Kafka group, EHLO name, logs; unique per process and the same after a restart"`
 
-	SMTPAddr     string `env:"SMTP_ADDR,required,notEmpty" doc:"host:port of the mail server"`
+	Transport    string `env:"TRANSPORT" envDefault:"smtp" doc:"smtp, or resend for Resend's HTTP API; mails stored for one are not sent over the other: drain before changing it"`
+	ResendURL    string `env:"RESEND_URL" envDefault:"https://api.resend.com" doc:"the API, without /emails"`
+	ResendAPIKey string `env:"RESEND_API_KEY" secret:"all" doc:"key of the API, must be set when the transport is resend"`
+	// KeyLifetime and a lease end before the receiver forgets the key (OB-09).
+	KeyLifetime time.Duration `env:"KEY_LIFETIME" envDefault:"23h" doc:"with policy same-key: this long after the first claim a mail whose outcome is open is not sent again; below the receiver's 24h by more than a lease"`
+
+	SMTPAddr     string `env:"SMTP_ADDR" doc:"host:port of the mail server; must be set when the transport is smtp"`
 	SMTPUser     string `env:"SMTP_USER" doc:"user for AUTH; empty means none"`
 	SMTPPassword string `env:"SMTP_PASSWORD" secret:"all" doc:"password for AUTH"`
 	SMTPStartTLS bool   `env:"SMTP_STARTTLS" envDefault:"false" doc:"upgrade the connection before AUTH, and refuse a server that cannot"`
@@ -83,6 +90,12 @@ type Config struct {
 
 	MailEventsTopic string `env:"MAIL_EVENTS_TOPIC" envDefault:"mail.events" doc:"topic that is told what became of each booking's mail; off: nobody is told"`
 
+	Reconciler         string        `env:"RECONCILER" envDefault:"on" doc:"on or off: whether mails that are UNKNOWN are looked into"`
+	ReconcilerInterval time.Duration `env:"RECONCILER_INTERVAL" envDefault:"1m" doc:"time between two rounds, and before the first try under the same key of a mail that is UNKNOWN"`
+	ProviderLogURL     string        `env:"PROVIDER_LOG_URL" secret:"url" doc:"the provider's delivery log as JSON lines, asked with ?key=…; empty: there is none, and no absence is ever proven"`
+	ServerSession      time.Duration `env:"SERVER_SESSION" envDefault:"10m" doc:"the mail server's own limit of a session: how long a session that its client left may still bring a copy"`
+	ProviderProcessing time.Duration `env:"PROVIDER_PROCESSING" envDefault:"5m" doc:"how long after the end of a session its line may be missing in the delivery log"`
+
 	StaleAfter time.Duration `env:"STALE_AFTER" envDefault:"24h" doc:"an older event that asks for a mail leaves an EXPIRED row and an alert (A2-13); cancels are never stale"`
 	Retention  time.Duration `env:"RETENTION" envDefault:"192h" doc:"how long dedupe rows and tombstones are kept; above the retention of the topic"`
 
@@ -111,6 +124,7 @@ func load(vars map[string]string) (Config, error) {
 		c = c.withDefaults()
 		problems = c.problems()
 	}
+	problems = append(problems, c.transportProblems()...)
 	if len(problems) > 0 {
 		return c, fmt.Errorf("configuration: %w", errors.Join(problems...))
 	}
@@ -169,6 +183,25 @@ func (c Config) problems() []error {
 	return out
 }
 
+// transportProblems are what only one of the transports needs. They are looked
+// for even when other variables are missing: the error names all.
+func (c Config) transportProblems() []error {
+	var out []error
+	switch c.Transport {
+	case "smtp":
+		if c.SMTPAddr == "" {
+			out = append(out, errors.New(Prefix+"SMTP_ADDR: must be set"))
+		}
+	case "resend":
+		if c.ResendAPIKey == "" {
+			out = append(out, errors.New(Prefix+"RESEND_API_KEY: must be set"))
+		}
+	default:
+		out = append(out, fmt.Errorf(Prefix+"TRANSPORT: is %q, must be smtp or resend", c.Transport))
+	}
+	return out
+}
+
 var instance = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$`)
 
 type report func(name, format string, args ...any)
@@ -183,6 +216,14 @@ func (c Config) checkAddresses(bad report) {
 			bad("AMQP_URLS", "each must be amqp://… or amqps://…")
 			break
 		}
+	}
+	if u, err := url.Parse(c.ResendURL); err != nil || u.Host == "" ||
+		(u.Scheme != "https" && !(u.Scheme == "http" && loopback(u.Hostname()))) {
+		bad("RESEND_URL", "must be https://…; http is for loopback addresses only, the key would travel in the clear")
+	}
+	if u, err := url.Parse(c.ProviderLogURL); c.ProviderLogURL != "" &&
+		(err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https")) {
+		bad("PROVIDER_LOG_URL", "must be http://… or https://…")
 	}
 	if _, err := mail.ParseAddress(c.MailFrom); err != nil {
 		bad("MAIL_FROM", "%q is not an address", c.MailFrom)
@@ -199,6 +240,11 @@ func (c Config) checkAddresses(bad report) {
 	if c.SMTPUser != "" && c.SMTPPassword == "" {
 		bad("SMTP_PASSWORD", "must be set when %sSMTP_USER is", Prefix)
 	}
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || (ip != nil && ip.IsLoopback())
 }
 
 func (c Config) checkNumbers(bad report) {
@@ -228,6 +274,17 @@ func (c Config) checkNumbers(bad report) {
 		if d <= 0 {
 			bad(name, "is %s, must be above zero", d)
 		}
+	}
+	for name, d := range map[string]time.Duration{
+		"RECONCILER_INTERVAL": c.ReconcilerInterval, "KEY_LIFETIME": c.KeyLifetime,
+		"SERVER_SESSION": c.ServerSession, "PROVIDER_PROCESSING": c.ProviderProcessing,
+	} {
+		if d <= 0 {
+			bad(name, "is %s, must be above zero", d)
+		}
+	}
+	if c.Reconciler != "on" && c.Reconciler != "off" {
+		bad("RECONCILER", "is %q, must be on or off", c.Reconciler)
 	}
 	if c.LeaseMargin < 0 {
 		bad("LEASE_MARGIN", "is %s, must not be negative", c.LeaseMargin)
@@ -263,6 +320,10 @@ func (c Config) checkPromises(bad report) {
 	if c.SendDeadline+c.LeaseMargin >= c.Lease {
 		// TRAP-1-3: another worker would claim the row while this one sends.
 		bad("LEASE", "is %s, must be above %sSEND_DEADLINE + %sLEASE_MARGIN = %s", c.Lease, Prefix, Prefix, c.SendDeadline+c.LeaseMargin)
+	}
+	if c.Transport == "resend" && c.KeyLifetime+c.Lease >= 24*time.Hour {
+		// OB-09: Resend forgets a key after 24 h, and sends again.
+		bad("KEY_LIFETIME", "is %s, with %sLEASE it must stay below the 24h that Resend keeps a key", c.KeyLifetime, Prefix)
 	}
 	if c.StaleAfter >= c.Retention {
 		// TRAP-2-4: an event that is not stale could meet a purged dedupe row

@@ -96,3 +96,30 @@ func TestEveryVariableIsExplained(t *testing.T) {
 		require.NotEmpty(t, v.Doc, v.Name)
 	}
 }
+
+func TestTransport(t *testing.T) {
+	t.Parallel()
+	base := map[string]string{
+		"NOTIFYD_DATABASE_URL": "postgres://db/x", "NOTIFYD_AMQP_URLS": "amqp://q", "NOTIFYD_KAFKA_BROKERS": "k:9092",
+	}
+	load := func(more ...string) error {
+		vars := map[string]string{}
+		for k, v := range base {
+			vars[k] = v
+		}
+		for i := 0; i < len(more); i += 2 {
+			vars[Prefix+more[i]] = more[i+1]
+		}
+		_, err := LoadFrom(vars)
+		return err
+	}
+	require.ErrorContains(t, load(), "NOTIFYD_SMTP_ADDR: must be set")
+	require.NoError(t, load("SMTP_ADDR", "m:25"))
+	require.ErrorContains(t, load("TRANSPORT", "pigeon"), "NOTIFYD_TRANSPORT")
+	require.ErrorContains(t, load("TRANSPORT", "resend"), "NOTIFYD_RESEND_API_KEY: must be set")
+	require.NoError(t, load("TRANSPORT", "resend", "RESEND_API_KEY", "re_1"))
+	require.ErrorContains(t, load("TRANSPORT", "resend", "RESEND_API_KEY", "re_1", "RESEND_URL", "http://api.resend.com"), "NOTIFYD_RESEND_URL")
+	require.ErrorContains(t, load("TRANSPORT", "resend", "RESEND_API_KEY", "re_1", "KEY_LIFETIME", "24h"), "NOTIFYD_KEY_LIFETIME")
+	require.ErrorContains(t, load("SMTP_ADDR", "m:25", "PROVIDER_LOG_URL", "localhost"), "NOTIFYD_PROVIDER_LOG_URL")
+	require.ErrorContains(t, load("SMTP_ADDR", "m:25", "RECONCILER", "maybe"), "NOTIFYD_RECONCILER")
+}

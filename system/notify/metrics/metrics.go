@@ -29,6 +29,7 @@ type Set struct {
 	rescues     *prometheus.CounterVec
 	alerts      *prometheus.CounterVec
 	waits       *prometheus.CounterVec
+	reconciled  *prometheus.CounterVec
 }
 
 // New makes the metrics with a registry of their own, the process's and Go's
@@ -46,6 +47,7 @@ func New() *Set {
 	s.bridge = s.counter("bridge_events_total", "events read from Kafka by what became of them", "result")
 	s.rescues = s.counter("sweeper_rescues_total", "rows that only the sweeper moved, by cause; each should be explained by a fault", "cause")
 	s.alerts = s.counter("alerts_total", "alerts raised for the first time", "kind")
+	s.reconciled = s.counter("reconciled_total", "looks at an UNKNOWN mail by result: found, absent, asked, open, moved-on, failed", "result")
 	s.waits = s.counter("dependency_waits_total", "failed calls to a dependency that are repeated", "duty")
 	s.sendSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: "notifyd", Name: "send_seconds", Help: "duration of one try",
@@ -125,6 +127,9 @@ func (s *Set) Rescue(cause string, n int) {
 
 // Alert counts an alert.
 func (s *Set) Alert(kind string) { s.alerts.WithLabelValues(kind).Inc() }
+
+// Reconciled counts a look at an UNKNOWN mail.
+func (s *Set) Reconciled(result string) { s.reconciled.WithLabelValues(result).Inc() }
 
 // Wait counts a failed call to a dependency.
 func (s *Set) Wait(duty string) { s.waits.WithLabelValues(duty).Inc() }

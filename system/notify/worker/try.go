@@ -91,6 +91,12 @@ func (w *Worker) conclude(ctx context.Context, d *amqp.Delivery, out delivery.Ou
 // send renders at the first claim and makes one try with the stored bytes. An
 // error means that no try was made: the row is no longer held, or ctx ended.
 func (w *Worker) send(ctx context.Context, row delivery.Row, leaseEnd time.Time) (result, error) {
+	if w.keyOver(row) {
+		// This try has sent nothing: settled as such it leaves the earlier ones
+		// open, and the row becomes UNKNOWN. After a crash before that the next
+		// claim comes by here again.
+		return refuse(permanent, ErrKeyOver), nil
+	}
 	if row.Channel != contract.Email {
 		return refuse(permanent, fmt.Errorf("channel %s is not supported", row.Channel)), nil
 	}
@@ -122,6 +128,13 @@ func (w *Worker) send(ctx context.Context, row delivery.Row, leaseEnd time.Time)
 		failpoint.At(fpAfterFailure)
 	}
 	return res, nil
+}
+
+// keyOver: a try before this one is open, and the key is too old to tell. The
+// claim's own time is the database's, as is that of the first claim.
+func (w *Worker) keyOver(row delivery.Row) bool {
+	return w.cfg.KeyLifetime > 0 && row.Unsettled > 1 && row.FirstClaimedAt != nil &&
+		row.ChangedAt.Sub(*row.FirstClaimedAt) >= w.cfg.KeyLifetime
 }
 
 var errTemplate = errors.New("the mail cannot be rendered")

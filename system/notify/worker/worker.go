@@ -59,6 +59,10 @@ const (
 // worker's by now.
 var ErrLeaseOver = errors.New("the lease on the row is over")
 
+// ErrKeyOver stops a try under a key that the receiver may have forgotten: an
+// earlier one may have been accepted, and this one would be a second mail.
+var ErrKeyOver = errors.New("the receiver may have forgotten the key of an earlier try")
+
 // Store is what a worker needs of the row store.
 type Store interface {
 	Claim(ctx context.Context, id uuid.UUID) (delivery.Claim, error)
@@ -94,14 +98,18 @@ type Config struct {
 	Sender mail.EmailSender
 	// Render makes the mail's bytes from a row; an error is the row's fault and
 	// permanent.
-	Render  func(delivery.Row) ([]byte, error)
-	Ring    doorbell.Ringer
-	Dead    dlq.Finisher
-	Alerts  Alerts
-	Retry   patience.Retrier
-	Limit   Limiter // nil: none
-	Metrics *metrics.Set
-	Log     *slog.Logger
+	Render func(delivery.Row) ([]byte, error)
+	Ring   doorbell.Ringer
+	Dead   dlq.Finisher
+	Alerts Alerts
+	Retry  patience.Retrier
+	Limit  Limiter // nil: none
+	// KeyLifetime is set where the receiver deduplicates: how long after the
+	// first claim a mail whose outcome is open may be sent again (OB-09). 0: the
+	// receiver knows no keys, and this bound does not apply.
+	KeyLifetime time.Duration
+	Metrics     *metrics.Set
+	Log         *slog.Logger
 	// Pause is how long a lane that the server refuses waits: First after the
 	// first refusal, doubled up to Max.
 	Pause patience.Backoff

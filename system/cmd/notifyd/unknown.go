@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"mailproof/system/failpoint"
+	"mailproof/system/notify"
+	"mailproof/system/notify/config"
+	"mailproof/system/notify/dlq"
+	"mailproof/system/notify/logging"
+)
+
+func unknownCommand(out io.Writer) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "unknown",
+		Short: "Look at mails that were sent or not, and ask the provider",
+		Long: "A mail is UNKNOWN when a server may have taken it and nobody here knows. It is never sent again without a proof\n" +
+			"that no copy exists. The environment is that of the service; its log goes to stderr.",
+		Args: cobra.NoArgs,
+	}
+	root.AddCommand(listUnknownCommand(out), reconcileCommand(out))
+	return root
+}
+
+func listUnknownCommand(out io.Writer) *cobra.Command {
+	limit, asJSON := 100, false
+	cmd := &cobra.Command{
+		Use: "list", Short: "List unknown mails, the longest unknown first", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return operateUnknown(cmd, func(ctx context.Context, u notify.Unknown) error {
+				rows, err := u.List(ctx, limit)
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return printJSON(out, dlq.Views(rows))
+				}
+				for _, m := range dlq.Views(rows) {
+					if _, err := fmt.Fprintf(out, "%s\t%s\t%d tries\t%s\n", m.DedupeKey, m.Recipient, m.Attempts, short(m.Error)); err != nil {
+						return fmt.Errorf("print: %w", err)
+					}
+				}
+				_, err = fmt.Fprintf(out, "%d unknown mails\n", len(rows))
+				return err
+			})
+		},
+	}
+	cmd.Flags().IntVar(&limit, "limit", limit, "mails at most")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func reconcileCommand(out io.Writer) *cobra.Command {
+	key := ""
+	cmd := &cobra.Command{
+		Use: "reconcile", Short: "Ask the provider now, as notifyd does by itself; safe to repeat", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return operateUnknown(cmd, func(ctx context.Context, u notify.Unknown) error {
+				tally, err := u.Reconcile(ctx, key)
+				if printErr := printJSON(out, tally); err == nil {
+					err = printErr
+				}
+				return err
+			})
+		},
+	}
+	cmd.Flags().StringVar(&key, "key", "", "one dedupe key; none means all")
+	return cmd
+}
+
+func operateUnknown(cmd *cobra.Command, do func(context.Context, notify.Unknown) error) error {
+	if err := failpoint.Check(); err != nil {
+		return err
+	}
+	cfg, err := config.Load()
+	if err != nil {
+		return err
+	}
+	log := logging.New(cmd.ErrOrStderr(), max(cfg.LogLevel, slog.LevelWarn)).With("instance", cfg.Instance)
+	return notify.OperateUnknown(cmd.Context(), cfg, log, do)
+}
