@@ -132,6 +132,10 @@ func chaos(ctx context.Context, binary string, f chaosFlags, out io.Writer) (err
 	if err != nil {
 		return err
 	}
+	// Before anything starts: a typing error should not cost a minute.
+	if err := (&scenarios.Runner{Unplugged: f.unplug}).CheckUnplugged(chosen); err != nil {
+		return fmt.Errorf("--unplug: %w", err)
+	}
 	dir, err := newRunDir(f.out, f.seed)
 	if err != nil {
 		return err
@@ -148,9 +152,6 @@ func chaos(ctx context.Context, binary string, f chaosFlags, out io.Writer) (err
 	runner := scenarios.Runner{
 		Lab: lab, Dir: dir, Seed: f.seed, Clock: history.Now, Began: began, Unplugged: f.unplug, NoTraffic: f.noTraffic,
 		Again: func(cells ...string) string { return f.again(binary, cells...) }, Watch: show,
-	}
-	if err := runner.CheckUnplugged(chosen); err != nil {
-		return err
 	}
 	sum, err := runner.Run(ctx, chosen)
 	show.end()
@@ -248,7 +249,7 @@ func listScenarios(out io.Writer, all []scenarios.Scenario) error {
 		for i, c := range s.Cells {
 			cells[i] = c.Policy
 		}
-		if _, err := fmt.Fprintf(out, "%-6s %s\n       policies: %s\n       shows: %s\n", s.Name, s.Title,
+		if _, err := fmt.Fprintf(out, "%s: %s\n       policies: %s\n       shows: %s\n", s.Name, s.Title,
 			strings.Join(cells, ", "), strings.Join(slices.Clone(s.Proves), ", ")); err != nil {
 			return err
 		}

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"strings"
 	"testing"
 
@@ -69,6 +72,19 @@ func TestWrongFlagsAreNamed(t *testing.T) {
 	require.ErrorContains(t, chaosFlags{kafka: "redpanda"}.validate(), "redpanda")
 	require.ErrorContains(t, chaosFlags{kafka: "auto", env: []string{"X"}}.validate(), `"X"`)
 	require.NoError(t, chaosFlags{kafka: "auto", env: []string{"A=b=c"}}.validate())
+}
+
+func TestUnpluggingAnUnknownFaultIsRefusedBeforeAnythingStarts(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // should it start anything all the same, it ends there
+	out := t.TempDir()
+	f := chaosFlags{scenarios: []string{"t6.1"}, unplug: []string{"lose-250"}, kafka: "auto", out: out}
+	err := chaos(ctx, "mailproof", f, io.Discard)
+	require.ErrorContains(t, err, `no chosen scenario has a fault called "lose-250"; there are duplicate-records`)
+	left, err := os.ReadDir(out)
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 func TestListNamesEveryScenario(t *testing.T) {
