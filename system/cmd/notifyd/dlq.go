@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -211,6 +212,9 @@ func operate(cmd *cobra.Command, do func(context.Context, dlq.Operator) error) e
 
 // printReport also tells what was done before a failure.
 func printReport(out io.Writer, r dlq.Report, err error) error {
+	if errors.Is(err, dlq.ErrInvalid) {
+		return err
+	}
 	if printErr := printJSON(out, r); err == nil {
 		return printErr
 	}

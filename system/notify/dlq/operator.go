@@ -77,13 +77,14 @@ type ReplayRequest struct {
 
 // Report is what a request did.
 type Report struct {
-	Matched  int      `json:"matched"`  // DEAD and chosen by the filter
-	Replayed int      `json:"replayed"` // moved and rung for
-	Refused  int      `json:"refused"`  // not DEAD any more, or cancelled
-	Skipped  int      `json:"skipped"`  // discarded earlier, and not named by key
-	Letters  Tally    `json:"letters"`
-	DryRun   bool     `json:"dry_run"`
-	Keys     []string `json:"keys,omitempty"` // the first ones
+	Matched   int      `json:"matched"`             // DEAD and chosen by the filter
+	Replayed  int      `json:"replayed,omitempty"`  // moved and rung for
+	Discarded int      `json:"discarded,omitempty"` // given up
+	Refused   int      `json:"refused"`             // not DEAD any more, or cancelled
+	Skipped   int      `json:"skipped"`             // discarded earlier, and not named by key
+	Letters   Tally    `json:"letters"`
+	DryRun    bool     `json:"dry_run"`
+	Keys      []string `json:"keys,omitempty"` // the first ones
 }
 
 // maxKeys bounds the keys of a report.
@@ -292,7 +293,6 @@ func (o Operator) Discard(ctx context.Context, req DiscardRequest) (Report, erro
 	if req.Actor == "" || req.Reason == "" {
 		return report, fmt.Errorf("%w: a discard needs an actor and a reason", ErrInvalid)
 	}
-	discarded := 0
 	err := o.each(ctx, req.Filter, func(rows []delivery.Row, before map[uuid.UUID]int64) error {
 		for _, r := range rows {
 			report.Matched++
@@ -312,11 +312,11 @@ func (o Operator) Discard(ctx context.Context, req DiscardRequest) (Report, erro
 				report.Refused++
 				continue
 			}
-			discarded++
+			report.Discarded++
 		}
 		return nil
 	})
-	if discarded == 0 {
+	if report.Discarded == 0 {
 		return report, err
 	}
 	var tidyErr error

@@ -19,7 +19,7 @@ type Mail struct {
 	Recipient string     `json:"recipient"`
 	Attempts  int        `json:"attempts"`
 	Limit     int        `json:"attempt_limit"`
-	Error     string     `json:"error"`
+	Error     string     `json:"error,omitempty"` // the last one
 	Stamped   bool       `json:"dead_letter_confirmed"`
 	Created   time.Time  `json:"created_at"`
 	Changed   time.Time  `json:"changed_at"`
@@ -30,8 +30,11 @@ type Mail struct {
 func View(r delivery.Row) Mail {
 	m := Mail{
 		ID: r.ID.String(), DedupeKey: r.DedupeKey, BookingID: r.BookingID, Lane: r.Type.Lane(), Status: string(r.Status),
-		Recipient: logging.Mask(r.Recipient), Attempts: r.Attempts, Limit: r.AttemptLimit, Error: logging.Mask(Reason(r)),
+		Recipient: logging.Mask(r.Recipient), Attempts: r.Attempts, Limit: r.AttemptLimit,
 		Stamped: r.DLQPublishedAt != nil, Created: r.CreatedAt, Changed: r.ChangedAt, SentAt: r.SentAt,
+	}
+	if r.LastError != nil {
+		m.Error = logging.Mask(*r.LastError)
 	}
 	if r.EventID != nil {
 		m.EventID = *r.EventID
