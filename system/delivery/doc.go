@@ -33,6 +33,7 @@
 //	found            UNKNOWN                                              SENT
 //	proven_absent    UNKNOWN, the token that the proof covers             CANCELLED if requested, else PENDING; unsettled 0, limit ≥ attempts + 1
 //	ask_again        UNKNOWN, own token, same-key, key alive, sendable      PENDING; limit ≥ attempts + 1; unsettled kept
+//	send_again       SENT, EXPIRED or UNKNOWN, booking not cancelled      (its row stays) a PENDING row under "<key>:resend:<n>"
 //	stamp_dlq        DEAD, the version whose letter was confirmed         stamped
 //
 // The words of the guards:
@@ -68,6 +69,9 @@
 // the statements are compared with that model on a real Postgres
 // (differential_test.go). Where the table meets the clock of a lease, a takeover
 // after a restart of the database and the sweeper's grace, store_test.go looks.
+//
+// A store may write each end of a booking's mail as an event into an outbox
+// table, in the transition's own statement (events.go).
 //
 // Only the database's clock is used. Package delivery imports system/contract
 // and nothing else of this module; it knows neither brokers nor senders.
