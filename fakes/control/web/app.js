@@ -95,7 +95,7 @@ async function drawRules() {
     const a = r.action;
     return el('div', { className: 'item' },
       el('div', {}, el('span', { className: 'mono', textContent: `${a.stage}: ${a.kind}${a.code ? ' ' + a.code : ''}${a.error ? ' ' + a.error : ''}${a.for ? ' ' + a.for : ''}` }),
-        el('small', { textContent: `${m}${r.count ? ', ' + r.count + ' times' : ''} · struck ${r.struck}${r.healed ? ', healed' : ''}` })),
+        el('small', { textContent: `${m}${r.count ? (r.count === 1 ? ', once' : `, ${r.count} times`) : ''} · struck ${r.struck}${r.healed ? ', healed' : ''}` })),
       el('button', { textContent: 'Remove', title: r.id, on: () => api('rules/' + encodeURIComponent(r.id), { method: 'DELETE' }).then(drawRules).catch(say) }));
   }) : [el('p', { className: 'none', textContent: 'None: the server behaves.' })]));
 }

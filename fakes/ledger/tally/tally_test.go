@@ -73,7 +73,7 @@ func TestCloseKeysAreTwo(t *testing.T) {
 // gives all of them back.
 func TestFilesAreFew(t *testing.T) {
 	tl := New(100)
-	for i := range 100_000 {
+	for i := range 30_000 {
 		tl.Add(KeyOf(strconv.Itoa(i)))
 	}
 	require.NoError(t, tl.Err())
@@ -83,7 +83,7 @@ func TestFilesAreFew(t *testing.T) {
 	}
 	require.Less(t, levels[0], mergeFiles)
 	require.Less(t, levels[1], mergeFiles)
-	require.LessOrEqual(t, levels[2], 100_000/(100*mergeFiles*mergeFiles))
+	require.LessOrEqual(t, levels[2], 30_000/(100*mergeFiles*mergeFiles))
 	tl.Reset()
 	require.Empty(t, tl.runs)
 	require.EqualValues(t, 1, tl.Add(KeyOf("7")))
@@ -136,9 +136,9 @@ func TestTwoBytesAKey(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	before := fill(0, 4*DefaultRecent)
-	after := fill(4*DefaultRecent, 20*DefaultRecent)
-	perKey := (float64(after) - float64(before)) / (16 * DefaultRecent)
+	before := fill(0, 2*DefaultRecent)
+	after := fill(2*DefaultRecent, 10*DefaultRecent)
+	perKey := (float64(after) - float64(before)) / (8 * DefaultRecent)
 	t.Logf("%.2f bytes a key", perKey)
 	require.Less(t, perKey, 3.0)
 }
