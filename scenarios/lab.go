@@ -138,14 +138,23 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 	}
 	// A hang must outlive the sender's deadline, and a hold the wait for it;
 	// both end with the cell.
-	if c.server, err = smtp.Start(smtp.Options{Seed: o.Seed, Mode: mode, Clock: history.Now}); err != nil {
+	opt := smtp.Options{Seed: o.Seed, Mode: mode, Clock: history.Now}
+	if o.System.ReconcileEvery > 0 {
+		opt.HTTPAddr = "127.0.0.1:0"
+	}
+	if c.server, err = smtp.Start(opt); err != nil {
 		return nil, err
+	}
+	providerLog := ""
+	if opt.HTTPAddr != "" {
+		providerLog = c.server.URL() + "/log"
 	}
 	c.pipeline, err = target.StartPipeline(ctx, target.PipelineConfig{
 		Stack: l.stack, Name: fmt.Sprintf("c%d", l.opened), SMTPAddr: c.server.Addr(), LogDir: o.Dir, Binaries: l.binaries,
 		Policy: o.Cell.Policy, RetryDelays: o.System.RetryDelays, MaxAttempts: o.System.MaxAttempts,
 		SendDeadline: o.System.SendDeadline, Lease: o.System.Lease,
 		SweepEvery: o.System.SweepEvery, SweepGrace: o.System.SweepGrace,
+		ProviderLog: providerLog, ReconcileEvery: o.System.ReconcileEvery,
 		NotifydCount: o.System.MailServices, Env: l.env, Record: o.Record,
 	})
 	if err != nil {

@@ -88,6 +88,9 @@ type System struct {
 	// SweepGrace is how long a row must have been due before its doorbell
 	// counts as lost.
 	SweepGrace time.Duration
+	// ReconcileEvery is how often mails that are UNKNOWN are looked up in the mail
+	// server's log; 0 gives the system no log.
+	ReconcileEvery time.Duration
 	// MailServices is the number of processes that send; 0 means one.
 	MailServices int
 }
@@ -147,6 +150,7 @@ type Draw struct {
 func All(d Draw) []Scenario {
 	return []Scenario{
 		lostReply(),
+		reconciled(),
 		killedWhileSending(),
 		duplicateEvents(),
 		smtpDown(d),

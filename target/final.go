@@ -317,7 +317,7 @@ SELECT dedupe_key,
        || CASE WHEN published_at IS NULL THEN ', never published' ELSE '' END
        || coalesce(', last error: ' || left(last_error, 80), '')
 FROM notifications
-WHERE status IN ('PENDING', 'SENDING', 'FAILED') OR (status = 'DEAD' AND dlq_published_at IS NULL)`
+WHERE status IN ('PENDING', 'SENDING', 'FAILED') OR (status = 'DEAD' AND dlq_published_at IS NULL) OR (status = 'UNKNOWN' AND $1)`
 
 	// Every event that some mail must follow, or that is not published yet.
 	eventsSQL = `
@@ -349,7 +349,7 @@ func (p *Pipeline) Pending(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	type unsettled struct{ Key, Reason string }
-	rows, err := query(ctx, p.dbs[notifyDB], "unsettled mails", unsettledSQL, pgx.RowToStructByPos[unsettled])
+	rows, err := query(ctx, p.dbs[notifyDB], "unsettled mails", unsettledSQL, pgx.RowToStructByPos[unsettled], p.cfg.ReconcileEvery > 0)
 	if err != nil {
 		return nil, err
 	}

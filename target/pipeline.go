@@ -54,6 +54,11 @@ type PipelineConfig struct {
 	// SweepEvery and SweepGrace: how often the sweeper looks, and for how long
 	// a row must have been due before its doorbell counts as lost.
 	SweepEvery, SweepGrace time.Duration
+	// ProviderLog is the URL of the mail server's delivery log, "" if there is
+	// none. ReconcileEvery is how often mails that are UNKNOWN are looked up
+	// there, default the system's own; where it is set, they count as pending.
+	ProviderLog    string
+	ReconcileEvery time.Duration
 	// KafkaSessionTimeout: a bridge that is silent for longer loses its
 	// partitions. Default 6 s, the shortest that brokers allow by default.
 	KafkaSessionTimeout time.Duration
@@ -329,6 +334,10 @@ func (p *Pipeline) notifydEnv() map[string]string {
 	if c.SweeperOff {
 		env["NOTIFYD_SWEEPER"] = "off"
 	}
+	if c.ProviderLog != "" {
+		env["NOTIFYD_PROVIDER_LOG_URL"] = c.ProviderLog
+	}
+	setDuration(env, "NOTIFYD_RECONCILER_INTERVAL", c.ReconcileEvery)
 	setDuration(env, "NOTIFYD_SEND_DEADLINE", c.SendDeadline)
 	setDuration(env, "NOTIFYD_LEASE", c.Lease)
 	setDuration(env, "NOTIFYD_LEASE_MARGIN", c.LeaseMargin)
