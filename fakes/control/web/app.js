@@ -106,9 +106,8 @@ async function pick(r) {
   draw();
   const d = $('detail');
   d.hidden = false;
-  document.querySelector('main').classList.add('open');
   const id = r.key || r.message_id;
-  const parts = [el('div', { className: 'item' }, el('h2', { textContent: id || 'row ' + r.id }), el('button', { textContent: 'Close', on: () => { d.hidden = true; state.picked = null; document.querySelector('main').classList.remove('open'); draw(); } }))];
+  const parts = [el('div', { className: 'item' }, el('h2', { textContent: id || 'row ' + r.id }), el('button', { textContent: 'Close', on: () => { d.hidden = true; state.picked = null; draw(); } }))];
   const story = [...state.rows].reverse().filter(x => id && (x.key || x.message_id) === id);
   parts.push(el('ol', { className: 'story' }, ...(story.length ? story : [r]).map(x => el('li', { className: x.copy > 1 ? 'bad' : x.stored ? 'ok' : '' },
     el('div', { textContent: `${when(x.from)} ${x.client || ''} → ${x.recipient || '?'}` }), marks(x), el('small', { textContent: x.reply_written ? 'told: ' + x.reply : `reached ${x.stage}, told nothing` })))));
