@@ -247,7 +247,7 @@ func message(key, to string) []byte {
 func (t *table) markdown() string {
 	var b strings.Builder
 	b.WriteString("# What real clients make of each fault\n\n" +
-		"Made by `fakes/smtp/clientmatrix/run.sh`; one mail for each cell, each fault strikes once.\n" +
+		"Made by `make clients`; one mail for each cell, each fault strikes once.\n" +
 		"A cell is what the client told its caller. **Bold**: it is wrong; the ledger says otherwise.\n" +
 		"\"×2\": the recipient has two copies. \"n connections\": the client connected again by itself.\n" +
 		"\"–\": the client never sends that command.\n\n")
