@@ -105,10 +105,7 @@ func JudgeAgain(dir string) (reports.Summary, error) {
 	before := sum.Scenarios
 	sum.Scenarios, sum.Verdict = nil, verify.Pass
 	for _, old := range before {
-		again, err := judgeCellAgain(dir, old)
-		if err != nil {
-			return sum, fmt.Errorf("%s/%s: %w", old.Name, old.Policy, err)
-		}
+		again := judgeCellAgain(dir, old)
 		sum.Scenarios = append(sum.Scenarios, again)
 		sum.Verdict = verify.Worse(sum.Verdict, again.Verdict)
 	}
@@ -123,31 +120,37 @@ func JudgeAgain(dir string) (reports.Summary, error) {
 // before there was evidence. Any other without its history is a harness error,
 // and so is one whose history is not the one that was judged first: lines can
 // be taken from a history so that nothing in it contradicts itself.
-func judgeCellAgain(dir string, old reports.Scenario) (reports.Scenario, error) {
+// Evidence that cannot be read is that cell's finding: the others are judged.
+func judgeCellAgain(dir string, old reports.Scenario) reports.Scenario {
 	cell := filepath.Join(dir, old.Dir)
 	if old.Dir == "" || !exists(filepath.Join(cell, history.FileName)) {
 		if old.Verdict != verify.SkippedRun && old.Verdict != verify.HarnessError {
 			noEvidence(&old, "the evidence is gone: there is no %s to judge; what was said of it before does not count", filepath.Join(cell, history.FileName))
 		}
-		return old, nil
+		return old
 	}
 	again, err := Judge(cell)
 	if err != nil {
-		return again, err
+		noEvidence(&old, "judged again: %v", err)
+		return old
 	}
 	again.Command, again.Seconds = old.Command, old.Seconds
 	if old.Evidence != "" && again.Evidence != old.Evidence {
 		noEvidence(&again, "the history is not the one of the run: its SHA-256 is %s, and was %s", again.Evidence, old.Evidence)
 		again.Evidence = old.Evidence // so that the next judging says so too
 	}
-	return again, nil
+	return again
 }
 
 // noEvidence adds the finding that a cell's evidence cannot be relied upon.
 func noEvidence(sc *reports.Scenario, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
 	sc.Verdict = verify.Worse(sc.Verdict, verify.HarnessError)
+	if slices.ContainsFunc(sc.Findings, func(f verify.Finding) bool { return f.Text == text }) {
+		return // an earlier judging said so
+	}
 	sc.Findings = append(sc.Findings, verify.Finding{
-		Invariant: "well-formed-history", Verdict: verify.HarnessError, Text: fmt.Sprintf(format, args...),
+		Invariant: "well-formed-history", Verdict: verify.HarnessError, Text: text,
 	})
 }
 

@@ -518,6 +518,9 @@ func TestJudgingAgainIsNotGreenOnOtherEvidence(t *testing.T) {
 		"folder gone":   func(t *testing.T, path string) { require.NoError(t, os.RemoveAll(filepath.Dir(path))) },
 		"a phase gone":  dropFirst("phase"),
 		"history empty": func(t *testing.T, path string) { require.NoError(t, os.Truncate(path, 0)) },
+		"runner's findings gone": func(t *testing.T, path string) { // as an interrupted run leaves it
+			require.NoError(t, os.Remove(filepath.Join(filepath.Dir(path), "runner.json")))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sum, dir := inBubble(t, &fakeLab{settle: 100 * time.Millisecond}, small(&fakeFault{name: "a", log: &callLog{}}), nil)
@@ -529,6 +532,7 @@ func TestJudgingAgainIsNotGreenOnOtherEvidence(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, verify.HarnessError, again.Verdict)
 				require.NotEmpty(t, findings(only(t, again), verify.HarnessError))
+				require.Len(t, slices.Compact(findings(only(t, again), verify.HarnessError)), len(findings(only(t, again), verify.HarnessError)), "told once")
 				require.NoError(t, reports.Write(dir, again))
 			}
 		})
