@@ -126,6 +126,13 @@ func goldens() []golden {
 			build: func(w *world) {}, edit: func(w *world) { w.final.Outbox, w.final.Topic = []history.OutboxLeft{}, []history.TopicRecord{} },
 		},
 		{
+			invariant: "assurance", name: "no traffic and no floor", mode: hold, verdict: verify.Invalid, text: "no client made an operation",
+			build: func(w *world) {}, edit: func(w *world) {
+				w.meta.Floors = history.Floors{}
+				w.final.Outbox, w.final.Topic = []history.OutboxLeft{}, []history.TopicRecord{}
+			},
+		},
+		{
 			invariant: "assurance", name: "fault without a witness", mode: hold, verdict: verify.Invalid, text: "nothing witnesses",
 			build: func(w *world) { w.mail("b1").delivered(); w.fault("lose-250", "smtp server", 1).Witness = "" },
 		},
