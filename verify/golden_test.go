@@ -550,6 +550,26 @@ func (m *mail) deleted() {
 
 func (m *mail) cancelledSilently() { m.settled("CANCELLED", nil) }
 
+// No golden history can break at-most-one alone under resend: a copy without an
+// excuse is a needless send too. So it is seen beside that one.
+func TestCopyWithoutExcuseIsFoundUnderResend(t *testing.T) {
+	t.Parallel()
+	w := newWorld(resend[0], resend[1])
+	m := w.mail("b1").delivered()
+	w.pass(time.Second)
+	m.try()
+	res := w.rest().judge()
+	require.Equal(t, verify.Fail, res.Verdict)
+	var texts []string
+	for _, f := range res.Findings {
+		if f.Invariant == "at-most-one" {
+			texts = append(texts, f.Text)
+		}
+	}
+	require.Len(t, texts, 1, explain(res))
+	require.Contains(t, texts[0], "copy 2 of 2 (attempt 2) has no excuse")
+}
+
 func TestBadHistoriesAreFound(t *testing.T) {
 	t.Parallel()
 	for _, g := range goldens() {
