@@ -176,8 +176,7 @@ func (a attachment) size() int {
 // returned with the error too, so that rules can match their recipients.
 func parse(body []byte, batch bool) ([]*mail, *APIError) {
 	if !batch {
-		m := &mail{raw: body}
-		err := json.Unmarshal(body, m)
+		m, err := parseOne(body)
 		return []*mail{m}, badJSON(err)
 	}
 	var raws []json.RawMessage
@@ -189,12 +188,22 @@ func parse(body []byte, batch bool) ([]*mail, *APIError) {
 	}
 	mails := make([]*mail, len(raws))
 	for i, raw := range raws {
-		mails[i] = &mail{raw: raw}
-		if err := json.Unmarshal(raw, mails[i]); err != nil {
+		m, err := parseOne(raw)
+		if err != nil {
 			return mails[:i], badJSON(err)
 		}
+		mails[i] = m
 	}
 	return mails, nil
+}
+
+func parseOne(body []byte) (*mail, error) {
+	m := &mail{raw: body}
+	if m.scan(body) {
+		return m, nil
+	}
+	*m = mail{raw: body}
+	return m, json.Unmarshal(body, m)
 }
 
 func badJSON(err error) *APIError {
