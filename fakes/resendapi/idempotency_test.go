@@ -112,7 +112,6 @@ func TestInFlight(t *testing.T) {
 // TestThousandAtOnce: however they meet, one mail.
 func TestThousandAtOnce(t *testing.T) {
 	c := start(t, Options{})
-	c.http.Transport = nil // one connection each would be too many sockets: the shared pool below
 	tr := transport(200)
 	c.http.Transport = tr
 	defer tr.CloseIdleConnections()
