@@ -17,7 +17,7 @@ TESTFLAGS ?= -p 2 -timeout 20m
 
 CHAOS_ARGS := $(foreach s,$(SCENARIO),--scenario $(s)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-.PHONY: help deps build test lint fmt chaos mutants clients clean
+.PHONY: help deps build test lint fmt chaos mutants clients sdks clean
 
 help: ## show this text
 	@echo "mailproof: proves from evidence that no mail is lost and none is delivered twice"
@@ -55,6 +55,9 @@ mutants: build ## plant each known defect and see the scenario that must catch i
 
 clients: ## run nine real mail clients against every SMTP fault; writes docs/fakes-smtp-clients.md
 	@bash fakes/smtp/clientmatrix/run.sh $(ARGS)
+
+sdks: ## run Resend's own Go and Node SDKs against the fake of its API
+	@bash fakes/resendapi/sdks/run.sh
 
 clean: ## remove what the commands above made here (runs/ and bin/)
 	rm -rf $(BIN) runs

@@ -516,7 +516,7 @@ func (s *Server) Close() error {
 	s.mu.Lock()
 	broken := s.broken
 	s.mu.Unlock()
-	return errors.Join(err, s.mails.close(), s.ledger.Close(), s.ledger.Err(), broken)
+	return errors.Join(err, s.mails.close(), s.ledger.Close(), s.ledger.Err(), s.engine.Close(), broken)
 }
 
 // begin counts something that Close must wait for; false when it is too late.
