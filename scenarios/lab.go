@@ -153,7 +153,7 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 		Stack: l.stack, Name: fmt.Sprintf("c%d", l.opened), SMTPAddr: c.server.Addr(), LogDir: o.Dir, Binaries: l.binaries,
 		Policy: o.Cell.Policy, RetryDelays: o.System.RetryDelays, MaxAttempts: o.System.MaxAttempts,
 		SendDeadline: o.System.SendDeadline, Lease: o.System.Lease,
-		SweepEvery: o.System.SweepEvery, SweepGrace: o.System.SweepGrace,
+		SweepEvery: o.System.SweepEvery, SweepGrace: o.System.SweepGrace, LettersEvery: o.System.LettersEvery,
 		ProviderLog: providerLog, ReconcileEvery: o.System.ReconcileEvery,
 		NotifydCount: o.System.MailServices, Env: l.env, Record: o.Record,
 	})
@@ -194,7 +194,8 @@ func (c *cellLab) followLogs(ctx context.Context) error {
 }
 
 // unrest is what is on its way between the parts: records that the bridge has
-// not read, messages that a queue other than the dead-letter queue holds.
+// not read, messages that a queue holds, dead letters without a dead mail and
+// the other way round.
 func (c *cellLab) unrest(ctx context.Context) (map[string]string, error) {
 	moving := map[string]string{}
 	lag, _, err := faults.GroupLag(ctx, c.stack.Kafka().Brokers(), c.pipeline.Topic())
@@ -209,8 +210,17 @@ func (c *cellLab) unrest(ctx context.Context) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	dead, err := c.pipeline.Dead(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for _, q := range queues {
-		if q.Messages > 0 && !strings.HasSuffix(q.Name, "dlq") {
+		switch {
+		case strings.HasSuffix(q.Name, "dlq"):
+			if q.Messages != dead {
+				moving["queue "+q.Name] = fmt.Sprintf("%d letters, %d dead mails", q.Messages, dead)
+			}
+		case q.Messages > 0:
 			moving["queue "+q.Name] = fmt.Sprintf("%d messages, %d ready, %d unacked", q.Messages, q.Ready, q.Unacked)
 		}
 	}

@@ -83,6 +83,9 @@ type System struct {
 	Lease        time.Duration
 	MaxAttempts  int
 	RetryDelays  []time.Duration
+	// LettersEvery is the period at which dead letters are compared with their
+	// rows; 0 leaves the system's default.
+	LettersEvery time.Duration
 	// SweepEvery is the period of the sweeper; 0 leaves the system's default.
 	SweepEvery time.Duration
 	// SweepGrace is how long a row must have been due before its doorbell

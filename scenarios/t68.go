@@ -32,6 +32,9 @@ func dlqReplay() Scenario {
 		Expect:     70 * time.Second,
 	}
 	s.System.MaxAttempts, s.System.RetryDelays = 2, []time.Duration{time.Second}
+	// A letter that a worker wrote while its mail was being replayed, or that
+	// one replay held while the next one looked, is cleared by the service.
+	s.System.LettersEvery = time.Second
 	s.Faults = func(b *Bench) []faults.Fault { return []faults.Fault{newReplays(b)} }
 	return s
 }

@@ -54,6 +54,9 @@ type PipelineConfig struct {
 	// SweepEvery and SweepGrace: how often the sweeper looks, and for how long
 	// a row must have been due before its doorbell counts as lost.
 	SweepEvery, SweepGrace time.Duration
+	// LettersEvery is how often dead letters are compared with the rows they
+	// point to, default the system's own.
+	LettersEvery time.Duration
 	// ProviderLog is the URL of the mail server's delivery log, "" if there is
 	// none. ReconcileEvery is how often mails that are UNKNOWN are looked up
 	// there, default the system's own; where it is set, they count as pending.
@@ -343,6 +346,7 @@ func (p *Pipeline) notifydEnv() map[string]string {
 	setDuration(env, "NOTIFYD_LEASE_MARGIN", c.LeaseMargin)
 	setDuration(env, "NOTIFYD_SWEEPER_INTERVAL", c.SweepEvery)
 	setDuration(env, "NOTIFYD_SWEEPER_GRACE", c.SweepGrace)
+	setDuration(env, "NOTIFYD_DLQ_INTERVAL", c.LettersEvery)
 	setDuration(env, "NOTIFYD_KAFKA_SESSION_TIMEOUT", c.KafkaSessionTimeout)
 	return env
 }

@@ -103,6 +103,17 @@ func (p *Pipeline) DeadCount(ctx context.Context) (int, error) {
 	return len(list), err
 }
 
+const deadSQL = `SELECT count(*) FROM notifications WHERE status = 'DEAD'`
+
+// Dead is how many mails are DEAD; each of them has one dead letter.
+func (p *Pipeline) Dead(ctx context.Context) (int, error) {
+	n, err := query(ctx, p.dbs[notifyDB], "dead mails", deadSQL, pgx.RowTo[int])
+	if err != nil {
+		return 0, err
+	}
+	return n[0], nil
+}
+
 // ReplayReport is what a replay did, by mails and by dead letters.
 type ReplayReport struct {
 	Matched  int `json:"matched"`
