@@ -58,6 +58,10 @@ func (m *MailEvents) Run(ctx context.Context) error {
 	client, err := kgo.NewClient(
 		kgo.SeedBrokers(m.cfg.Brokers...), kgo.ClientID("bookingd-"+m.cfg.Instance),
 		kgo.ConsumerGroup(m.cfg.Group), kgo.ConsumeTopics(m.cfg.Topic),
+		// A static member: a process that was killed and comes back takes its
+		// own place at once. As a new member it would wait in the join until its
+		// dead self's session is over, and a stop would wait with it.
+		kgo.InstanceID("bookingd-"+m.cfg.Instance),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(),
 		kgo.FetchMaxWait(time.Second),
