@@ -96,6 +96,27 @@ type RabbitMQ interface {
 	Queues(ctx context.Context, vhost string) ([]Queue, error)
 	// Leader is the node that leads a quorum queue.
 	Leader(ctx context.Context, vhost, queue string) (Node, error)
+	// MoveLeader makes the member on node to lead a quorum queue, and returns
+	// when it does. Consumers and publishers stay where they are.
+	MoveLeader(ctx context.Context, vhost, queue string, to Node) error
+
+	// CutOff parts a node from all its peers at one instant, both ways; clients
+	// reach all of them as before. It returns when the node has stepped aside as
+	// the minority that it is. Only one node at a time can be cut off.
+	CutOff(ctx context.Context, n Node) error
+	// Rejoin undoes CutOff and returns when every node serves and sees every
+	// other. A node that was not cut off is no error.
+	Rejoin(ctx context.Context, n Node) error
+
+	// Alarm raises (on) or ends a node's memory alarm, as if its memory were
+	// used up: while it lasts the whole cluster takes no message from publishers
+	// and tells them that they are blocked. Consumers are served.
+	Alarm(ctx context.Context, n Node, on bool) error
+	// CancelConsumers makes the broker cancel every consumer of a quorum queue
+	// with a basic.cancel that the clients did not ask for, as it does when the
+	// queue has ended; the queue itself stays. It returns how many channels were
+	// told.
+	CancelConsumers(ctx context.Context, vhost, queue string) (int, error)
 }
 
 // Queue is one line of "rabbitmqctl list_queues".

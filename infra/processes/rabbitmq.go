@@ -255,9 +255,7 @@ func (r *rabbitmq) config(n *rabbitNode) string {
 		"log.console = true",
 		"log.console.level = info",
 		"log.file = false",
-		// Shares of the machine would differ from one machine to the next, and
-		// three nodes share it.
-		"vm_memory_high_watermark.absolute = 1024MB",
+		"vm_memory_high_watermark.absolute = " + memoryLimit,
 		"disk_free_limit.absolute = 50MB",
 		// The default of 512 MB per node is kept in memory, too.
 		"raft.wal_max_size_bytes = 64000000",
@@ -508,9 +506,6 @@ func (r *rabbitmq) queuesNodeByNode(ctx context.Context, list []string) ([]infra
 // tables, and with them list_queues, learn of a leader's end by SIGSTOP only
 // when the net tick time of 60 s is over; the members elect the next in 10 s.
 func (r *rabbitmq) Leader(ctx context.Context, vhost, queue string) (infra.Node, error) {
-	if vhost == "" {
-		vhost = "/"
-	}
 	out, err := r.ctlAny(ctx, "eval", leaderExpression(vhost, queue))
 	if err != nil {
 		return nil, fmt.Errorf("leader of queue %s: %w", queue, err)
@@ -527,12 +522,12 @@ func (r *rabbitmq) Leader(ctx context.Context, vhost, queue string) (infra.Node,
 // leaderExpression is Erlang that evaluates to the name of a node, or to why
 // there is none: not_found, unknown.
 func leaderExpression(vhost, queue string) string {
-	return fmt.Sprintf(`case rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)) of
+	return fmt.Sprintf(`case %s of
 		{ok, Q} ->
 			{Name, _} = amqqueue:get_pid(Q),
 			case ra_leaderboard:lookup_leader(Name) of {_, Leader} -> Leader; _ -> unknown end;
 		{error, Why} -> Why
-	end.`, erlangBinary(vhost), erlangBinary(queue))
+	end.`, lookup(vhost, queue))
 }
 
 // erlangBinary writes a binary as its bytes, in which nothing can be quoted

@@ -1,0 +1,247 @@
+package processes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"mailproof/infra"
+)
+
+// memoryLimit of a node, in megabytes: shares of the machine would differ from
+// one machine to the next, and three nodes share it.
+const memoryLimit = "1024MB"
+
+var errNoSuchNode = errors.New("it is no node of this cluster")
+
+func (r *rabbitmq) own(n infra.Node) (*rabbitNode, error) {
+	i := slices.IndexFunc(r.nodes, func(own *rabbitNode) bool { return infra.Node(own) == n })
+	if i < 0 {
+		return nil, fmt.Errorf("%s: %w", n.Name(), errNoSuchNode)
+	}
+	return r.nodes[i], nil
+}
+
+func (r *rabbitmq) peers(n *rabbitNode) []*rabbitNode {
+	return slices.DeleteFunc(slices.Clone(r.nodes), func(other *rabbitNode) bool { return other == n })
+}
+
+// eval runs Erlang on a node and returns what it evaluates to, as text.
+func (r *rabbitmq) eval(ctx context.Context, n *rabbitNode, expression string) (string, error) {
+	out, err := r.ctl(ctx, n, "eval", expression)
+	return strings.TrimSpace(string(out)), err
+}
+
+// CutOff needs no privilege and no proxy: both sides are told to use another
+// cookie for the other, each its own, so that neither can connect again, and
+// then the node drops all its connections in one step. In two steps
+// pause_minority would see a partial partition, and pause a node of the
+// majority too; and with the same wrong cookie on both sides they would find
+// together again at once.
+func (r *rabbitmq) CutOff(ctx context.Context, n infra.Node) error {
+	cut, err := r.own(n)
+	if err != nil {
+		return fmt.Errorf("cut off: %w", err)
+	}
+	if err := r.setCookies(ctx, cut, "cut_off_here", "cut_off_there"); err != nil {
+		return errors.Join(fmt.Errorf("cut off %s: %w", cut.name, err), r.Rejoin(context.WithoutCancel(ctx), n))
+	}
+	drop := "lists:foreach(fun(P) -> erlang:disconnect_node(P) end, " + erlangNodes(r.peers(cut)) + ")."
+	if _, err := r.eval(ctx, cut, drop); err != nil {
+		return errors.Join(fmt.Errorf("cut off %s: %w", cut.name, err), r.Rejoin(context.WithoutCancel(ctx), n))
+	}
+	if err := r.awaitAside(ctx, cut); err != nil {
+		return errors.Join(fmt.Errorf("cut off %s: %w", cut.name, err), r.Rejoin(context.WithoutCancel(ctx), n))
+	}
+	return nil
+}
+
+// setCookies tells the node which cookie to use for each peer, and each peer
+// which to use for the node; the empty word is the cluster's own.
+func (r *rabbitmq) setCookies(ctx context.Context, cut *rabbitNode, here, there string) error {
+	setting, ctx := errgroup.WithContext(ctx)
+	setting.Go(func() error {
+		_, err := r.eval(ctx, cut, setCookie(r.peers(cut), here))
+		return err
+	})
+	for _, peer := range r.peers(cut) {
+		if !peer.Running() { // a start reads the cluster's cookie
+			continue
+		}
+		setting.Go(func() error {
+			_, err := r.eval(ctx, peer, setCookie([]*rabbitNode{cut}, there))
+			return err
+		})
+	}
+	return setting.Wait()
+}
+
+func setCookie(nodes []*rabbitNode, cookie string) string {
+	value := "erlang:get_cookie()"
+	if cookie != "" {
+		value = cookie
+	}
+	return "C = " + value + ", lists:foreach(fun(P) -> erlang:set_cookie(P, C) end, " + erlangNodes(nodes) + ")."
+}
+
+func erlangNodes(nodes []*rabbitNode) string {
+	names := make([]string, len(nodes))
+	for i, n := range nodes {
+		names[i] = "'" + n.erlang + "'"
+	}
+	return "[" + strings.Join(names, ",") + "]"
+}
+
+// awaitAside waits until a node has stopped serving by itself.
+func (r *rabbitmq) awaitAside(ctx context.Context, n *rabbitNode) error {
+	ctx, cancel := context.WithTimeout(ctx, stopWait)
+	defer cancel()
+	for {
+		if r.askNode(ctx, n) != nil && ctx.Err() == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("it still serves: %w", ctx.Err())
+		case <-time.After(probeEvery):
+		}
+	}
+}
+
+// Rejoin sets the cookies back; the node asks for its peers by itself.
+func (r *rabbitmq) Rejoin(ctx context.Context, n infra.Node) error {
+	cut, err := r.own(n)
+	if err != nil {
+		return fmt.Errorf("rejoin: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, restartTimeout)
+	defer cancel()
+	if err := r.setCookies(ctx, cut, "", ""); err != nil {
+		return fmt.Errorf("rejoin %s: %w", cut.name, err)
+	}
+	if err := r.awaitWhole(ctx); err != nil {
+		return fmt.Errorf("rejoin %s: %w", cut.name, err)
+	}
+	return nil
+}
+
+// awaitWhole waits until each node serves and sees every other.
+func (r *rabbitmq) awaitWhole(ctx context.Context) error {
+	for {
+		err := r.whole(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-time.After(probeEvery):
+		}
+	}
+}
+
+func (r *rabbitmq) whole(ctx context.Context) error {
+	for _, n := range r.nodes {
+		if err := n.ask(ctx); err != nil {
+			return fmt.Errorf("%s does not serve: %w", n.name, err)
+		}
+	}
+	running, err := r.runningNodes(ctx)
+	if err == nil && len(running) != len(r.nodes) {
+		err = fmt.Errorf("running: %v", running)
+	}
+	return err
+}
+
+// Alarm sets the watermark of a node's memory to nothing, and back.
+func (r *rabbitmq) Alarm(ctx context.Context, n infra.Node, on bool) error {
+	own, err := r.own(n)
+	if err != nil {
+		return fmt.Errorf("memory alarm: %w", err)
+	}
+	limit := []string{"absolute", memoryLimit}
+	if on {
+		limit = []string{"0"}
+	}
+	if _, err := r.ctl(ctx, own, append([]string{"set_vm_memory_high_watermark"}, limit...)...); err != nil {
+		return fmt.Errorf("memory alarm of %s: %w", own.name, err)
+	}
+	return nil
+}
+
+// MoveLeader asks the leader to hand over. It may refuse while the next one is
+// behind, and is asked again.
+func (r *rabbitmq) MoveLeader(ctx context.Context, vhost, queue string, to infra.Node) error {
+	next, err := r.own(to)
+	if err != nil {
+		return fmt.Errorf("leader of queue %s: %w", queue, err)
+	}
+	expression := fmt.Sprintf(`{ok, Q} = %s,
+		{Name, _} = amqqueue:get_pid(Q),
+		ra:transfer_leadership(ra_leaderboard:lookup_leader(Name), {Name, '%s'}).`, lookup(vhost, queue), next.erlang)
+	ctx, cancel := context.WithTimeout(ctx, stopWait)
+	defer cancel()
+	for {
+		said, err := r.ctlAny(ctx, "eval", expression)
+		if err != nil {
+			return fmt.Errorf("leader of queue %s to %s: %w", queue, next.name, err)
+		}
+		leader, err := r.Leader(ctx, vhost, queue)
+		if err == nil && leader == to {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("leader of queue %s to %s: the broker says %s: %w", queue, next.name, strings.TrimSpace(string(said)), ctx.Err()), err)
+		case <-time.After(probeEvery):
+		}
+	}
+}
+
+// CancelConsumers sends each channel that consumes from the queue the message
+// that a quorum queue's leader sends at its end. A channel would then consume
+// anew by itself, since the queue is there, unless its consumer has asked to be
+// told instead (x-cancel-on-ha-failover): that is put into its state first.
+// Nothing gentler makes a broker cancel the consumers of a quorum queue that
+// goes on: they outlive its leaders, and on RabbitMQ 3.10 to 4.2 a consumer that
+// is late costs its channel.
+func (r *rabbitmq) CancelConsumers(ctx context.Context, vhost, queue string) (int, error) {
+	said, err := r.ctlAny(ctx, "eval", fmt.Sprintf(`{ok, Q} = %s,
+		{Name, _} = amqqueue:get_pid(Q),
+		Leader = ra_leaderboard:lookup_leader(Name),
+		Told = {<<"x-cancel-on-ha-failover">>, bool, true},
+		Consumer = fun(_, {In, {NoAck, Prefetch, Exclusive, Args}}) when is_list(Args) ->
+				{In, {NoAck, Prefetch, Exclusive, [Told | Args]}};
+			(_, Other) -> Other end,
+		Field = fun(F) when is_map(F) -> maps:map(Consumer, F); (F) -> F end,
+		Channel = fun(S) when is_tuple(S), element(1, S) =:= ch -> list_to_tuple(lists:map(Field, tuple_to_list(S))); (S) -> S end,
+		Server = fun(S) -> list_to_tuple(lists:map(Channel, tuple_to_list(S))) end,
+		Channels = lists:usort([element(1, C) || C <- rabbit_amqqueue:consumers(Q)]),
+		lists:foreach(fun(C) ->
+			sys:replace_state(C, Server),
+			gen_server:cast(C, {queue_event, amqqueue:get_name(Q), {Leader, {machine, eol}}})
+		end, Channels),
+		length(Channels).`, lookup(vhost, queue)))
+	if err != nil {
+		return 0, fmt.Errorf("cancel the consumers of queue %s: %w", queue, err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(said)))
+	if err != nil {
+		return 0, fmt.Errorf("cancel the consumers of queue %s: the broker says %q", queue, said)
+	}
+	return n, nil
+}
+
+// lookup is Erlang that evaluates to {ok, Queue} or {error, not_found}.
+func lookup(vhost, queue string) string {
+	if vhost == "" {
+		vhost = "/"
+	}
+	return fmt.Sprintf("rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s))", erlangBinary(vhost), erlangBinary(queue))
+}
