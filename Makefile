@@ -17,7 +17,7 @@ TESTFLAGS ?= -p 2 -timeout 20m
 
 CHAOS_ARGS := $(foreach s,$(SCENARIO),--scenario $(s)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-.PHONY: help deps build test lint fmt chaos mutants clients sdks clean
+.PHONY: help deps build test lint fmt chaos mutants plans growth clients sdks clean
 
 help: ## show this text
 	@echo "mailproof: proves from evidence that no mail is lost and none is delivered twice"
@@ -52,6 +52,15 @@ fmt: ## format the code
 mutants: build ## plant each known defect and see the scenario that must catch it turn red
 	@$(BIN)/mailproof setup
 	@$(BIN)/mailproof mutants $(ARGS)
+
+plans: ## run each SQL statement against 1,000,000 rows (ROWS=n); writes docs/statement-plans.md
+	@mkdir -p runs && rm -f runs/plans.jsonl
+	PLANS_ROWS=$(or $(ROWS),1000000) PLANS_OUT=$(CURDIR)/runs/plans.jsonl $(GO) test -count=1 -p 1 -timeout 30m \
+		-run TestNoStatementScansTheTable ./system/delivery ./system/outbox ./system/booking
+	$(GO) run ./system/plantest/plantable runs/plans.jsonl > docs/statement-plans.md
+
+growth: ## dead rows and sizes under a steady load, 8 minutes (ARGS="-rate 200 -for 8m")
+	$(GO) run ./system/delivery/growthbench $(or $(ARGS),-rate 200 -for 8m -every 30s)
 
 clients: ## run nine real mail clients against every SMTP fault; writes docs/fakes-smtp-clients.md
 	@bash fakes/smtp/clientmatrix/run.sh $(ARGS)

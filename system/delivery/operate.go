@@ -78,6 +78,18 @@ func (s *Store) Now(ctx context.Context) (time.Time, error) {
 	return now, nil
 }
 
+// maxResends is how often a mail can be sent again.
+const maxResends = `50`
+
+// resendKeys are all keys that repetitions of a row's mail can have. They are
+// named one by one so that each is a look into the unique index: "begins with"
+// has no index under a language's collation, and read the whole table. The
+// highest one counts, not how many there are, since retention takes the oldest
+// away first.
+func resendKeys(row string) string {
+	return `ARRAY(SELECT ` + row + `.dedupe_key || ':resend:' || k FROM generate_series(1, ` + maxResends + `) AS k)`
+}
+
 // SendAgainRefused says why a mail is not sent again.
 type SendAgainRefused struct{ DedupeKey, Reason string }
 
@@ -85,7 +97,7 @@ func (e *SendAgainRefused) Error() string {
 	return fmt.Sprintf("%s is not sent again: %s", e.DedupeKey, e.Reason)
 }
 
-const (
+var (
 	// sqlSendAgainLock orders a second sending against a cancel, which locks the
 	// same row first: either the cancel is seen here, or it sees the new row.
 	sqlSendAgainLock = `-- send_again_lock
@@ -99,9 +111,11 @@ SELECT CASE
       THEN 'the booking is cancelled'
     WHEN n.status = 'DEAD' THEN 'it is dead: replay it'
     WHEN n.status IN ('PENDING', 'FAILED', 'SENDING') THEN 'it is still on its way'
-    WHEN EXISTS (SELECT FROM notifications r WHERE r.booking_id = n.booking_id AND r.generation = n.generation
-      AND starts_with(r.dedupe_key, n.dedupe_key || ':resend:') AND r.status IN ('PENDING', 'FAILED', 'SENDING'))
+    WHEN EXISTS (SELECT FROM notifications r WHERE r.dedupe_key = ANY(` + resendKeys("n") + `)
+      AND r.status IN ('PENDING', 'FAILED', 'SENDING'))
       THEN 'a second sending is still on its way'
+    WHEN EXISTS (SELECT FROM notifications r WHERE r.dedupe_key = n.dedupe_key || ':resend:' || ` + maxResends + `)
+      THEN 'it was sent again ` + maxResends + ` times'
     ELSE '' END
 FROM notifications n WHERE n.dedupe_key = $1`
 
@@ -109,8 +123,8 @@ FROM notifications n WHERE n.dedupe_key = $1`
 	sqlSendAgain = `-- send_again
 INSERT INTO notifications AS n
   (id, dedupe_key, booking_id, campaign_id, event_id, type, channel, recipient, payload, status, generation, attempt_limit)
-SELECT $2, o.dedupe_key || ':resend:' || (1 + (SELECT count(*) FROM notifications r
-    WHERE r.booking_id = o.booking_id AND starts_with(r.dedupe_key, o.dedupe_key || ':resend:'))),
+SELECT $2, o.dedupe_key || ':resend:' || (1 + (SELECT coalesce(max(split_part(r.dedupe_key, ':resend:', 2)::int), 0)
+    FROM notifications r WHERE r.dedupe_key = ANY(` + resendKeys("o") + `))),
   o.booking_id, o.campaign_id, 'resend:' || $2::uuid, o.type, o.channel, o.recipient, o.payload, 'PENDING', o.generation, $3
 FROM notifications o WHERE o.dedupe_key = $1
 RETURNING ` + columns

@@ -798,7 +798,9 @@ UPDATE outbox SET published_at = CASE event_id WHEN $1 THEN now() - interval '8 
 	s, err := openSession(t.Context(), &cfg)
 	require.NoError(t, err)
 	defer s.close()
-	require.NoError(t, s.purge(t.Context()))
+	n, err := s.purge(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
 	left, err := e.db(t).Query(t.Context(), `SELECT event_id FROM outbox ORDER BY id`)
 	require.NoError(t, err)
 	ids, err := pgx.CollectRows(left, pgx.RowTo[uuid.UUID])
@@ -824,4 +826,27 @@ func TestMigrateConcurrently(t *testing.T) {
 	var identity string
 	require.NoError(t, conn.QueryRow(t.Context(), `SELECT relreplident::text FROM pg_class WHERE relname = 'outbox'`).Scan(&identity))
 	require.Equal(t, "f", identity)
+}
+
+// Published rows past their retention go, however many there are and however
+// many dead ones, which stay, lie before them (TRAP-1-9).
+func TestRetentionKeepsUpAndPassesTheDead(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	fill := func(n int, dead bool) {
+		t.Helper()
+		_, err := e.db(t).Exec(t.Context(), `
+INSERT INTO outbox (event_id, topic, key, event_type, payload, created_at, published_at, dead_at, alerted_at)
+SELECT gen_random_uuid(), 'topic', 'k', 'T', '{}', s.at, CASE WHEN NOT $2 THEN s.at END, CASE WHEN $2 THEN s.at END, CASE WHEN $2 THEN s.at END
+FROM generate_series(1, $1::int), LATERAL (SELECT now() - interval '8 days' AS at) AS s`, n, dead)
+		require.NoError(t, err)
+	}
+	fill(purgeBatch+100, true)
+	fill(3*purgeBatch+100, false)
+	_, _ = start(t, fast(e.url, e.broker, "r"))
+	require.Eventually(t, func() bool {
+		var published, dead int
+		err := e.db(t).QueryRow(t.Context(), `SELECT count(published_at), count(dead_at) FROM outbox`).Scan(&published, &dead)
+		return err == nil && published == 0 && dead == purgeBatch+100
+	}, 20*time.Second, 10*time.Millisecond)
 }

@@ -81,11 +81,16 @@ LIMIT 100`
 	alertedSQL = `UPDATE outbox SET alerted_at = clock_timestamp() WHERE id = $1`
 
 	// Looks at the oldest rows only, by primary key, so that it costs the same
-	// whatever the table's size.
+	// whatever the table's size. Dead rows stay and must not stand in the way of
+	// those behind them: a thousand of them would end all purging. ARRAY, because
+	// the planner would join by reading the whole table.
 	purgeSQL = `
 DELETE FROM outbox
-WHERE id IN (SELECT id FROM outbox ORDER BY id LIMIT 1000)
+WHERE id = ANY(ARRAY(SELECT id FROM outbox WHERE dead_at IS NULL ORDER BY id LIMIT ` + purgeLimit + `))
   AND published_at < clock_timestamp() - $1 * interval '1 microsecond'`
+
+	purgeLimit = `1000`
+	purgeBatch = 1000 // the same, to compare with
 )
 
 // openSession connects. The server ends the session when it hears nothing for
@@ -233,8 +238,15 @@ func (s *session) alerted(ctx context.Context, d Dead) error {
 	return s.exec(ctx, "stamp the alert of "+d.EventID.String(), alertedSQL, d.ID)
 }
 
-func (s *session) purge(ctx context.Context) error {
-	return s.exec(ctx, "purge", purgeSQL, s.cfg.Retention.Microseconds())
+// purge deletes one batch of published rows past their retention and reports how
+// many there were.
+func (s *session) purge(ctx context.Context) (n int64, err error) {
+	err = s.do(ctx, "purge", func(ctx context.Context) error {
+		tag, err := s.conn.Exec(ctx, purgeSQL, s.cfg.Retention.Microseconds())
+		n = tag.RowsAffected()
+		return err
+	})
+	return n, err
 }
 
 // ping keeps the session, and with it the lock, alive.
