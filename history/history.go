@@ -296,7 +296,9 @@ type Alert struct {
 type QueueState struct {
 	Name     string `json:"name"`
 	Type     string `json:"type"`
+	Leader   string `json:"leader,omitempty"` // node, "" if there is none
 	Members  int    `json:"members"`
+	Online   int    `json:"online,omitempty"` // members that run
 	Messages int    `json:"messages"`
 	Ready    int    `json:"ready"`
 	Unacked  int    `json:"unacked"`

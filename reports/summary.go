@@ -3,6 +3,8 @@
 package reports
 
 import (
+	"time"
+
 	"mailproof/history"
 	"mailproof/infra"
 	"mailproof/verify"
@@ -38,6 +40,9 @@ type Scenario struct {
 	Invariants []Checked            `json:"invariants"`
 	Queues     []history.QueueState `json:"queues,omitempty"`
 	Dir        string               `json:"dir"` // below the run's folder
+	// RetryDelays and MaxAttempts as the system under test had them.
+	RetryDelays []time.Duration `json:"retry_delays_ns,omitempty"`
+	MaxAttempts int             `json:"max_attempts,omitempty"`
 	// Evidence is the SHA-256 of the history when it was first judged.
 	Evidence string `json:"evidence_sha256,omitempty"`
 

@@ -52,6 +52,7 @@ func Judge(dir string) (reports.Scenario, error) {
 	if h.Meta != nil {
 		result.Name, result.Policy, result.Seed = h.Meta.Scenario, h.Meta.Policy, h.Meta.Seed
 		result.Title = h.Meta.Params[paramTitle]
+		result.RetryDelays, result.MaxAttempts = h.Meta.RetryDelays, h.Meta.MaxAttempts
 	}
 	result.Seconds = seconds(h.End - h.Start)
 	return result, nil

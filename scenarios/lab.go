@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -41,7 +42,7 @@ type RealLab struct {
 	binaries target.Binaries
 	binDir   string // of binaries built for this run; "" when they lay beside the program
 	env      map[string]string
-	opened   int
+	opened   atomic.Int64 // cells so far, for their names; they may be opened side by side
 }
 
 var _ Lab = (*RealLab)(nil)
@@ -125,7 +126,7 @@ type cellLab struct {
 // Open starts a mail server, the system under test and the readers of its
 // databases' logs, all of the cell's own.
 func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
-	l.opened++
+	number := l.opened.Add(1)
 	c := &cellLab{order: o, stack: l.stack, keys: map[string]string{}}
 	defer func() {
 		if err != nil {
@@ -150,7 +151,7 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 		providerLog = c.server.URL() + "/log"
 	}
 	c.pipeline, err = target.StartPipeline(ctx, target.PipelineConfig{
-		Stack: l.stack, Name: fmt.Sprintf("c%d", l.opened), SMTPAddr: c.server.Addr(), LogDir: o.Dir, Binaries: l.binaries,
+		Stack: l.stack, Name: fmt.Sprintf("c%d", number), SMTPAddr: c.server.Addr(), LogDir: o.Dir, Binaries: l.binaries,
 		Policy: o.Cell.Policy, RetryDelays: o.System.RetryDelays, MaxAttempts: o.System.MaxAttempts,
 		SendDeadline: o.System.SendDeadline, Lease: o.System.Lease,
 		SweepEvery: o.System.SweepEvery, SweepGrace: o.System.SweepGrace, LettersEvery: o.System.LettersEvery,

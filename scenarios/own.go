@@ -78,12 +78,13 @@ func loadOwn(dir string) (ownFindings, error) {
 	return o, nil
 }
 
-// writeQueues writes what "rabbitmqctl list_queues name type" prints.
+// writeQueues writes what "rabbitmqctl list_queues name type leader members
+// online" prints, with the members counted (AC2).
 func writeQueues(dir string, queues []history.QueueState) error {
 	var b strings.Builder
-	b.WriteString("name\ttype\n")
+	b.WriteString("name\ttype\tleader\tmembers\tonline\n")
 	for _, q := range queues {
-		fmt.Fprintf(&b, "%s\t%s\n", q.Name, q.Type)
+		fmt.Fprintf(&b, "%s\t%s\t%s\t%d\t%d\n", q.Name, q.Type, q.Leader, q.Members, q.Online)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "queues.txt"), []byte(b.String()), 0o644); err != nil {
 		return fmt.Errorf("the list of queues: %w", err)

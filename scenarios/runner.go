@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"mailproof/history"
@@ -15,7 +16,8 @@ import (
 	"mailproof/verify"
 )
 
-// Runner takes scenarios through their phases, one cell after another.
+// Runner takes scenarios through their phases, one cell after another; those
+// named in Beside run side by side with the others, each on parts of its own.
 type Runner struct {
 	Lab Lab
 	// Dir is the run's folder; each cell gets one below it.
@@ -30,13 +32,18 @@ type Runner struct {
 	// leaves out the workload: the harness's tests of itself.
 	Unplugged []string
 	NoTraffic bool
+	// Beside names cells ("t6.3/resend") that begin at once and run beside all
+	// others. It is for one that mostly waits: a fault that acts on a shared part
+	// (a broker's node) would strike it too.
+	Beside []string
 	// Again writes the command line that runs these cells ("t6.2/hold") again
 	// with the same seed; no cells means all that were chosen.
 	Again func(cells ...string) string
 	Watch Watcher
 }
 
-// Watcher is told how a run gets on. Its methods are called from one goroutine.
+// Watcher is told how a run gets on. Its methods are called one at a time; where
+// cells run side by side, their calls come mixed.
 type Watcher interface {
 	// Cell begins the i-th of n cells.
 	Cell(i, n int, s Scenario, c Cell)
@@ -69,31 +76,89 @@ func (r *Runner) Run(ctx context.Context, chosen []Scenario) (reports.Summary, e
 		Verdict: verify.Pass, Seed: r.Seed, RunID: filepath.Base(r.Dir),
 		Versions: r.Lab.Versions(), Command: r.Again(),
 	}
-	n, i := 0, 0
-	for _, s := range chosen {
-		n += len(s.Cells)
-	}
-	for _, s := range chosen {
-		for _, c := range s.Cells {
-			i++
-			if ctx.Err() != nil {
-				break
-			}
-			r.Watch.Cell(i, n, s, c)
-			result := r.cell(ctx, s, c)
-			sum.Scenarios = append(sum.Scenarios, result)
+	r.Watch = &oneAtATime{Watcher: r.Watch}
+	results := r.cells(ctx, chosen)
+	for _, result := range results {
+		if result != nil {
+			sum.Scenarios = append(sum.Scenarios, *result)
 			sum.Verdict = verify.Worse(sum.Verdict, result.Verdict)
-			r.Watch.Done(result)
 		}
 	}
 	if len(sum.Scenarios) == 0 {
 		sum.Verdict = verify.Invalid
 	}
-	if i < n || ctx.Err() != nil {
+	if len(sum.Scenarios) < len(results) || ctx.Err() != nil {
 		sum.Verdict = verify.Worse(sum.Verdict, verify.Unknown)
 	}
 	sum.Seconds = seconds(r.Clock() - began)
 	return sum, context.Cause(ctx)
+}
+
+// cells runs every cell and returns their results in the order of chosen, nil
+// for one that was never begun.
+func (r *Runner) cells(ctx context.Context, chosen []Scenario) []*reports.Scenario {
+	var places []place
+	for _, s := range chosen {
+		for _, c := range s.Cells {
+			places = append(places, place{i: len(places), scenario: s, cell: c})
+		}
+	}
+	results := make([]*reports.Scenario, len(places))
+	run := func(p place) {
+		if ctx.Err() != nil {
+			return
+		}
+		r.Watch.Cell(p.i+1, len(places), p.scenario, p.cell)
+		result := r.cell(ctx, p.scenario, p.cell)
+		results[p.i] = &result
+		r.Watch.Done(result)
+	}
+	var beside sync.WaitGroup
+	for _, p := range places {
+		if slices.Contains(r.Beside, p.id()) {
+			beside.Go(func() { run(p) })
+		}
+	}
+	for _, p := range places {
+		if !slices.Contains(r.Beside, p.id()) {
+			run(p)
+		}
+	}
+	beside.Wait()
+	return results
+}
+
+// place is a cell and where its result belongs.
+type place struct {
+	i        int
+	scenario Scenario
+	cell     Cell
+}
+
+func (p place) id() string { return p.scenario.Name + "/" + p.cell.Policy }
+
+// oneAtATime keeps the calls of cells that run side by side apart.
+type oneAtATime struct {
+	Watcher
+	mu sync.Mutex
+}
+
+func (o *oneAtATime) Cell(i, n int, s Scenario, c Cell) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.Watcher.Cell(i, n, s, c)
+}
+
+func (o *oneAtATime) Status(s Status) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.Watcher.Status(s)
+}
+
+func (o *oneAtATime) Done(r reports.Scenario) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.Watcher.Done(r)
 }
 
 // CheckUnplugged refuses the name of a fault that no chosen scenario has: a
@@ -122,6 +187,9 @@ func (r *Runner) cell(ctx context.Context, s Scenario, c Cell) reports.Scenario 
 		runner: r, scenario: s, cell: c, clock: r.Clock,
 		dir:  filepath.Join(r.Dir, cellFolder(s, c)),
 		plan: drawPlan(r.Seed, s.Name, s.Load),
+	}
+	if s.Adjust != nil {
+		s.Adjust(&x.plan, rng(r.Seed, s.Name, "adjust"))
 	}
 	result := x.run(ctx)
 	result.Name, result.Title, result.Policy = s.Name, s.Title, c.Policy

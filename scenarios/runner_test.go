@@ -27,8 +27,9 @@ import (
 // while, beside a server that is a slice of attempts.
 type fakeLab struct {
 	clock  func() int64
-	settle time.Duration            // from the confirmation to the copy; 0: never
-	adjust func(*fakeTarget)        // before it is used
+	settle time.Duration     // from the confirmation to the copy; 0: never
+	adjust func(*fakeTarget) // before it is used
+	mu     sync.Mutex
 	opened []*fakeTarget            // one per cell
 	failed error                    // of Open
 	unrest func() map[string]string // between the parts
@@ -46,7 +47,9 @@ func (l *fakeLab) Open(_ context.Context, o Order) (*Bench, error) {
 	if l.adjust != nil {
 		l.adjust(t)
 	}
+	l.mu.Lock()
 	l.opened = append(l.opened, t)
+	l.mu.Unlock()
 	b := &Bench{
 		Order: o, Target: t, Attempts: t.kept, Stored: t.kept,
 		Evidence: func(context.Context) ([]history.Record, error) { return t.ledger(), nil },
@@ -561,4 +564,73 @@ func TestInterruptHealsAndIsUnknown(t *testing.T) {
 	if slices.Contains(log.calls, "inject a") {
 		require.Equal(t, 1, count(log.calls, "heal a"))
 	}
+}
+
+// beginnings notes when each cell began and ended.
+type beginnings struct {
+	clock func() int64
+	calls []string
+	at    map[string]int64
+}
+
+func (b *beginnings) Cell(i, n int, s Scenario, c Cell) {
+	b.calls = append(b.calls, fmt.Sprintf("%d/%d %s begins", i, n, s.Name))
+	b.at[s.Name+" begins"] = b.clock()
+}
+func (b *beginnings) Status(Status) {}
+func (b *beginnings) Done(r reports.Scenario) {
+	b.calls = append(b.calls, r.Name+" ends")
+	b.at[r.Name+" ends"] = b.clock()
+}
+
+func TestACellBesideRunsWithAllOthersAndIsListedInItsPlace(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		clock := func() int64 { return int64(time.Since(began)) + 1_000_000 }
+		seen := &beginnings{clock: clock, at: map[string]int64{}}
+		named := func(name string, bookings int) Scenario {
+			s := small()
+			s.Name, s.Load.Bookings, s.Floors.Confirmed = name, bookings, bookings
+			return s
+		}
+		r := Runner{
+			Lab: &fakeLab{settle: 100 * time.Millisecond, clock: clock}, Dir: dir, Seed: 7, Clock: clock, Watch: seen,
+			Again: func(...string) string { return "" }, Beside: []string{"long/resend"},
+		}
+		sum, err := r.Run(t.Context(), []Scenario{named("first", 20), named("long", 2000), named("second", 20)})
+		require.NoError(t, err)
+		require.Equal(t, verify.Pass, sum.Verdict, "%v", sum.Scenarios)
+		require.Equal(t, []string{"first", "long", "second"}, []string{sum.Scenarios[0].Name, sum.Scenarios[1].Name, sum.Scenarios[2].Name})
+		require.Less(t, seen.at["long begins"], seen.at["first ends"])
+		require.Less(t, seen.at["second ends"], seen.at["long ends"])
+		require.LessOrEqual(t, seen.at["first ends"], seen.at["second begins"], "the others still run one after another")
+		require.Contains(t, seen.calls, "2/3 long begins")
+	})
+}
+
+func TestAnInterruptEndsTheCellBesideToo(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		clock := func() int64 { return int64(time.Since(began)) + 1_000_000 }
+		lab := &fakeLab{settle: 100 * time.Millisecond, clock: clock}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		stop := errors.New("Ctrl-C")
+		time.AfterFunc(700*time.Millisecond, func() { cancel(stop) })
+		long, first, never := small(), small(), small()
+		long.Name, first.Name, never.Name = "long", "first", "never"
+		long.Load.PerSecond, first.Load.PerSecond = 1, 10
+		r := Runner{
+			Lab: lab, Dir: dir, Seed: 7, Clock: clock, Watch: quietWatcher{},
+			Again: func(...string) string { return "" }, Beside: []string{"long/resend"},
+		}
+		sum, err := r.Run(ctx, []Scenario{long, first, never})
+		require.ErrorIs(t, err, stop)
+		require.Equal(t, verify.Unknown, sum.Verdict)
+		require.Len(t, sum.Scenarios, 2, "no further cell is begun")
+		for _, bench := range lab.opened {
+			require.True(t, bench.closed)
+		}
+	})
 }

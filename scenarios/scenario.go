@@ -41,6 +41,9 @@ type Scenario struct {
 	Invariants []string
 	System     System
 	Load       Load
+	// Adjust changes the drawn workload before it starts, from the seed's stream
+	// alone: other recipients, say. May be nil.
+	Adjust func(p *Plan, r *rand.Rand)
 	// FaultNames are the names of the faults that Faults draws: a run in which
 	// one of them has no record is invalid.
 	FaultNames []string
@@ -139,7 +142,7 @@ func everyMail() []string {
 		"sent-is-true", "unknown-justified", "dead-justified", "quiesced",
 		"retry-discipline", "single-flight", "dot-within-lease", "terminal-is-final", "legal-transitions", "one-row-per-key",
 		"key-discipline", "content-and-recipient",
-		"outbox-atomicity", "relay-complete", "queue-conservation", "sweeper-explained",
+		"outbox-atomicity", "relay-complete", "queue-conservation", "quorum-queues", "sweeper-explained",
 	}
 }
 

@@ -160,7 +160,7 @@ func (p *Pipeline) queues(ctx context.Context) ([]history.QueueState, error) {
 	out := make([]history.QueueState, len(qs))
 	for i, q := range qs {
 		out[i] = history.QueueState{
-			Name: q.Name, Type: q.Type, Members: len(q.Members),
+			Name: q.Name, Type: q.Type, Leader: q.Leader, Members: len(q.Members), Online: len(q.Online),
 			Messages: q.Messages, Ready: q.Ready, Unacked: q.Unacked,
 		}
 	}

@@ -34,7 +34,7 @@ func Checkers() []Checker {
 		sentIsTrue, unknownJustified, deadJustified, quiesced,
 		retryDiscipline, singleFlight, dotWithinLease, terminalIsFinal, legalTransitions, cancelIsHonoured, oneRowPerKey,
 		keyDiscipline, contentAndRecipient,
-		outboxAtomicity, relayComplete, queueConservation, sweeperExplained,
+		outboxAtomicity, relayComplete, queueConservation, quorumQueues, sweeperExplained,
 		providerBreach,
 	}
 }

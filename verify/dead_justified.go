@@ -1,10 +1,14 @@
 package verify
 
-import "mailproof/history"
+import (
+	"net/mail"
+
+	"mailproof/history"
+)
 
 var deadJustified = rule{
 	name:      "dead-justified",
-	statement: "A mail is given up only after a permanent refusal, or when every attempt it may have was made and refused; the dead-letter queue holds the dead mails and nothing else.",
+	statement: "A mail is given up only after a permanent refusal, when its recipient is no address, or when every attempt it may have was made and refused; the dead-letter queue holds the dead mails and nothing else.",
 	check: func(e *Evidence, r *report) {
 		e.mails(func(m *Mail) {
 			// A cancel leaves the letter of a mail that had died where it is.
@@ -27,6 +31,9 @@ func checkDeath(e *Evidence, m *Mail, r *report) {
 			return
 		}
 	}
+	if noAddress(m) {
+		return
+	}
 	claims := m.Rows[0].Attempts
 	if limit := e.limit(m); claims < limit {
 		r.breach(m.Key, "DEAD after %d of %d attempts, and the receiver never refused it for good", claims, limit)
@@ -35,6 +42,17 @@ func checkDeath(e *Evidence, m *Mail, r *report) {
 	if len(m.Attempts) < claims && !e.anyFault(e.lifetime(m)) {
 		r.breach(m.Key, "DEAD with %d attempts claimed, but the receiver saw only %d and no fault kept the others away", claims, len(m.Attempts))
 	}
+}
+
+// noAddress reports a mail that no server can be asked to take: what it was
+// asked for under is no address by RFC 5322 section 3.4.1 (AC5).
+func noAddress(m *Mail) bool {
+	o := m.request()
+	if o == nil || o.Recipient == "" {
+		return false
+	}
+	a, err := mail.ParseAddress(o.Recipient)
+	return err != nil || a.Address != o.Recipient
 }
 
 // lifetime is from the mail's first operation to the end of the run.

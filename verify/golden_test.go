@@ -490,20 +490,25 @@ func goldens() []golden {
 		}},
 		// queue-conservation
 		{
-			invariant: "queue-conservation", name: "a classic queue", mode: hold, text: "not a quorum queue",
-			build: delivered, edit: func(w *world) { w.final.Queues[0].Type = "classic" },
-		},
-		{
-			invariant: "queue-conservation", name: "one member", mode: hold, text: "has 1 members",
-			build: delivered, edit: func(w *world) { w.final.Queues[0].Members = 1 },
-		},
-		{
 			invariant: "queue-conservation", name: "stuck in the dead-letter worker", mode: hold, text: "1 messages, 0 ready",
 			build: delivered, edit: func(w *world) { w.final.Queues[1].Messages = 1 },
 		},
 		{
 			invariant: "queue-conservation", name: "a dead letter that cannot be read", mode: hold, text: "0 could be read",
 			build: delivered, edit: func(w *world) { w.final.Queues[2].Messages = 1 },
+		},
+		// quorum-queues
+		{
+			invariant: "quorum-queues", name: "a classic queue", mode: hold, text: "not a quorum queue",
+			build: delivered, edit: func(w *world) { w.final.Queues[0].Type = "classic" },
+		},
+		{
+			invariant: "quorum-queues", name: "one member", mode: hold, text: "has 1 members",
+			build: delivered, edit: func(w *world) { w.final.Queues[0].Members = 1 },
+		},
+		{
+			invariant: "quorum-queues", name: "no leader", mode: hold, text: "has no leader",
+			build: delivered, edit: func(w *world) { w.final.Queues[2].Leader = "" },
 		},
 		// sweeper-explained
 		{

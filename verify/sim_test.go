@@ -48,6 +48,15 @@ type mail struct {
 	client   string // who holds it
 	lastTry  *history.Attempt
 	bodyHash string
+	// recipient is set where it is another than the usual one.
+	recipient string
+}
+
+func (m *mail) address() string {
+	if m.recipient != "" {
+		return m.recipient
+	}
+	return m.booking + "@customers.test"
 }
 
 func newWorld(policy, server string) *world {
@@ -95,7 +104,7 @@ func (m *mail) op(name string, outcome history.OpOutcome) *history.Op {
 	w := m.w
 	w.step()
 	o := &history.Op{
-		Client: "client of " + m.booking, Name: name, Booking: m.booking, Key: m.key, Recipient: m.booking + "@customers.test",
+		Client: "client of " + m.booking, Name: name, Booking: m.booking, Key: m.key, Recipient: m.address(),
 		Intended: w.now, Call: w.now, Return: w.now + int64(500*time.Microsecond), Outcome: outcome,
 	}
 	w.add(history.Record{T: o.Return, Kind: history.KindOp, Op: o})
@@ -178,7 +187,7 @@ func (m *mail) try(how ...func(*history.Attempt)) *mail {
 	w.step()
 	a := &history.Attempt{
 		ID: w.attempts, Transport: "smtp", Session: w.attempts, Client: m.client, Key: m.key, MessageID: "<" + m.booking + "@mailproof.test>",
-		Recipient: m.booking + "@customers.test", From: w.now, Stage: "replied", BodyHash: m.bodyHash,
+		Recipient: m.address(), From: w.now, Stage: "replied", BodyHash: m.bodyHash,
 	}
 	w.step()
 	a.DotAt, a.Stored, a.ReplyWritten, a.Reply = w.now, true, true, "250 2.0.0 ok"
@@ -279,9 +288,9 @@ func (w *world) rest() *world {
 		m.leave(f)
 	}
 	f.Queues = []history.QueueState{
-		{Name: "q.notify.ticket", Type: "quorum", Members: 3},
-		{Name: "q.notify.retry.200ms", Type: "quorum", Members: 3},
-		{Name: "q.notify.dlq", Type: "quorum", Members: 3, Messages: len(f.DLQ), Ready: len(f.DLQ)},
+		{Name: "q.notify.ticket", Type: "quorum", Leader: "rabbit-1", Members: 3},
+		{Name: "q.notify.retry.200ms", Type: "quorum", Leader: "rabbit-1", Members: 3},
+		{Name: "q.notify.dlq", Type: "quorum", Leader: "rabbit-1", Members: 3, Messages: len(f.DLQ), Ready: len(f.DLQ)},
 	}
 	f.Counters = map[string]float64{`sweeper_rescues_total{cause="lease"}`: 0}
 	return w
@@ -291,7 +300,7 @@ func (m *mail) leave(f *history.Final) {
 	if m.row != nil {
 		attempts, _ := strconv.Atoi(m.row["attempts"])
 		f.Rows = append(f.Rows, history.MailState{
-			Key: m.key, Booking: m.booking, Recipient: m.booking + "@customers.test",
+			Key: m.key, Booking: m.booking, Recipient: m.address(),
 			State: strings.ToLower(m.row["status"]), Attempts: attempts,
 		})
 	}
@@ -338,6 +347,10 @@ func lives(policy, server string) map[string]func(m *mail) {
 		},
 		"refused for good": func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(refuse("550 5.1.1 no such user")).dead()
+		},
+		"no address": func(m *mail) {
+			m.recipient = m.booking + "@@customers.test"
+			m.confirmed().claimed("notifyd-1.w1").dead()
 		},
 		"dead, replayed, delivered": func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(refuse("550 5.1.1 no such user")).dead()

@@ -123,10 +123,10 @@ func TestProgressPrintsPlainLinesWhereThereIsNoTerminal(t *testing.T) {
 	p.Part("postgres", "ready after 1.0 s")
 	p.Cell(1, 1, chosen[0], chosen[0].Cells[0])
 	for range 3 {
-		p.Status(scenarios.Status{Phase: "faults", Bookings: 550, Confirmed: 10, Fault: "kill", Struck: 1, Strikes: 22})
+		p.Status(scenarios.Status{Scenario: "t6.7", Policy: "hold", Phase: "faults", Bookings: 550, Confirmed: 10, Fault: "kill", Struck: 1, Strikes: 22})
 	}
-	p.Status(scenarios.Status{Phase: "quiesce", Pending: map[string]string{"ticket:1": "SENDING"}})
-	p.Done(reports.Scenario{Verdict: verify.Pass})
+	p.Status(scenarios.Status{Scenario: "t6.7", Policy: "hold", Phase: "quiesce", Pending: map[string]string{"ticket:1": "SENDING"}})
+	p.Done(reports.Scenario{Name: "t6.7", Policy: "hold", Verdict: verify.Pass})
 	p.end()
 	text := out.String()
 	require.Equal(t, 1, strings.Count(text, "  faults"), "a phase is told once")
@@ -135,4 +135,27 @@ func TestProgressPrintsPlainLinesWhereThereIsNoTerminal(t *testing.T) {
 	require.Contains(t, text, "PASS")
 	require.NotContains(t, text, "\x1b")
 	require.NotContains(t, text, "\r")
+}
+
+func TestProgressTellsCellsThatRunSideBySideApart(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	chosen, err := scenarios.Select(scenarios.All(scenarios.Draw{RealDelays: true}), []string{"t6.1", "t6.3"})
+	require.NoError(t, err)
+	p := newProgress(&out, chosen, "t6.3/resend")
+	p.start(7, "runs/x", "again")
+	p.Cell(2, 2, chosen[1], chosen[1].Cells[0])
+	p.Cell(1, 2, chosen[0], chosen[0].Cells[0])
+	for range 2 {
+		p.Status(scenarios.Status{Scenario: "t6.3", Policy: "resend", Phase: "faults"})
+		p.Status(scenarios.Status{Scenario: "t6.1", Policy: "resend", Phase: "faults"})
+	}
+	p.Done(reports.Scenario{Name: "t6.1", Policy: "resend", Verdict: verify.Pass})
+	p.Status(scenarios.Status{Scenario: "t6.3", Policy: "resend", Phase: "judge"})
+	text := out.String()
+	require.Equal(t, 1, strings.Count(text, "[1/2] t6.1 resend  faults"), "each cell's phase is told once: %s", text)
+	require.Equal(t, 1, strings.Count(text, "[2/2] t6.3 resend  faults"), text)
+	require.Contains(t, text, "[1/2] t6.1 resend  PASS")
+	require.Contains(t, text, "[2/2] t6.3 resend  judge")
+	require.Contains(t, text, "about 8 min", "the longest one beside the others decides: %s", text)
 }

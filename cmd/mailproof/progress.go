@@ -67,30 +67,50 @@ type progress struct {
 	out    io.Writer
 	screen screen
 
-	mu       sync.Mutex
-	began    time.Time
-	expected time.Duration // of all cells that have not ended
-	cell     scenarios.Scenario
-	cellAt   time.Time
-	place    string // "[3/7] t6.2 hold"
-	phase    string
-	printed  time.Time
-	drawn    bool // a live line stands on the screen
-	parts    map[string]string
+	mu    sync.Mutex
+	began time.Time
+	// expected of the cells that run one after another and have not begun, and of
+	// the longest that runs beside them.
+	expected, longest time.Duration
+	beside            []string
+	running           []*running // in the order in which they began
+	drawn             bool       // a live line stands on the screen
+	parts             map[string]string
 }
 
-func newProgress(out io.Writer, chosen []scenarios.Scenario) *progress {
-	p := &progress{out: out, screen: terminal(out), began: time.Now(), parts: map[string]string{}}
+// running is a cell under way.
+type running struct {
+	id      string // "t6.2/hold"
+	place   string // "[3/7] t6.2 hold"
+	expect  time.Duration
+	began   time.Time
+	phase   string
+	printed time.Time
+	said    string // what its status says, for the live line
+}
+
+// newProgress shows a run of these scenarios; beside names the cells that do not
+// wait for the others.
+func newProgress(out io.Writer, chosen []scenarios.Scenario, beside ...string) *progress {
+	p := &progress{out: out, screen: terminal(out), began: time.Now(), beside: beside, parts: map[string]string{}}
 	for _, s := range chosen {
-		p.expected += s.Expect * time.Duration(len(s.Cells))
+		for _, c := range s.Cells {
+			if slices.Contains(beside, cellID(s.Name, c.Policy)) {
+				p.longest = max(p.longest, s.Expect)
+			} else {
+				p.expected += s.Expect
+			}
+		}
 	}
 	return p
 }
 
+func cellID(scenario, policy string) string { return scenario + "/" + policy }
+
 func (p *progress) start(seed uint64, dir, again string) {
 	p.line("seed %d, evidence in %s", seed, dir)
 	p.line("the same again: %s", again)
-	p.line("about %s", rough(p.expected+startExpected))
+	p.line("about %s", rough(max(p.expected, p.longest)+startExpected))
 }
 
 // Part is told what a part of the infrastructure is doing.
@@ -113,28 +133,51 @@ func (p *progress) Part(part, state string) {
 func (p *progress) Cell(i, n int, s scenarios.Scenario, c scenarios.Cell) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.cell, p.cellAt, p.phase = s, time.Now(), ""
-	p.place = fmt.Sprintf("[%d/%d] %s %s", i, n, s.Name, c.Policy)
-	p.lineLocked("%s: %s", p.place, s.Title)
+	r := &running{
+		id: cellID(s.Name, c.Policy), place: fmt.Sprintf("[%d/%d] %s %s", i, n, s.Name, c.Policy),
+		expect: s.Expect, began: time.Now(),
+	}
+	p.running = append(p.running, r)
+	if !slices.Contains(p.beside, r.id) {
+		p.expected -= r.expect
+	}
+	p.lineLocked("%s: %s", r.place, s.Title)
 }
 
 // Status comes a few times per second.
 func (p *progress) Status(s scenarios.Status) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	text := p.describe(s)
-	if p.screen.live {
-		p.phase = s.Phase
-		p.draw("%s  %s", p.place, text)
+	r := p.find(cellID(s.Scenario, s.Policy))
+	if r == nil {
 		return
 	}
-	if s.Phase != p.phase || time.Since(p.printed) >= plainEvery {
-		p.phase, p.printed = s.Phase, time.Now()
-		p.lineLocked("%s  %s", p.place, text)
+	r.said = describe(s)
+	left := "about " + rough(p.left()) + " left"
+	if p.screen.live {
+		words := []string{left}
+		for _, r := range slices.Backward(p.running) { // the one that moves first
+			words = append(words, r.place+" "+r.said)
+		}
+		p.draw("%s", strings.Join(words, "  "))
+		return
+	}
+	if s.Phase != r.phase || time.Since(r.printed) >= plainEvery {
+		r.phase, r.printed = s.Phase, time.Now()
+		p.lineLocked("%s  %s  %s", r.place, r.said, left)
 	}
 }
 
-func (p *progress) describe(s scenarios.Status) string {
+func (p *progress) find(id string) *running {
+	for _, r := range p.running {
+		if r.id == id {
+			return r
+		}
+	}
+	return nil
+}
+
+func describe(s scenarios.Status) string {
 	words := []string{s.Phase, fmt.Sprintf("%d/%d confirmed", s.Confirmed, s.Bookings), fmt.Sprintf("%d kept", s.Stored)}
 	if s.Strikes > 0 {
 		words = append(words, fmt.Sprintf("%s %d/%d", s.Fault, s.Struck, s.Strikes))
@@ -143,22 +186,35 @@ func (p *progress) describe(s scenarios.Status) string {
 		key := slices.Min(slices.Collect(maps.Keys(s.Pending)))
 		words = append(words, fmt.Sprintf("%d pending, %s: %s", n, key, s.Pending[key]))
 	}
-	return strings.Join(append(words, "about "+rough(p.left())+" left"), "  ")
+	return strings.Join(words, "  ")
 }
 
 // left is an estimate from what each cell takes on two cores.
 func (p *progress) left() time.Duration {
-	return max(p.expected-min(time.Since(p.cellAt), p.cell.Expect), 5*time.Second)
+	queue, beside := p.expected, time.Duration(0)
+	for _, r := range p.running {
+		rest := max(r.expect-time.Since(r.began), 0)
+		if slices.Contains(p.beside, r.id) {
+			beside = max(beside, rest)
+		} else {
+			queue += rest
+		}
+	}
+	return max(queue, beside, 5*time.Second)
 }
 
 // Done ends a cell.
 func (p *progress) Done(r reports.Scenario) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.expected -= p.cell.Expect
+	place := r.Name + " " + r.Policy
+	if ended := p.find(cellID(r.Name, r.Policy)); ended != nil {
+		place = ended.place
+		p.running = slices.DeleteFunc(p.running, func(o *running) bool { return o == ended })
+	}
 	c := r.Counts
 	p.lineLocked("%s  %s in %.0f s: %d confirmed, %d delivered, %d duplicates, %d lost, %d unknown, %d dead",
-		p.place, p.screen.paint(r.Verdict), r.Seconds, c.Confirmed, c.Delivered, c.Duplicates, c.Lost, c.Unknown, c.Dead)
+		place, p.screen.paint(r.Verdict), r.Seconds, c.Confirmed, c.Delivered, c.Duplicates, c.Lost, c.Unknown, c.Dead)
 }
 
 func (p *progress) end() {
