@@ -85,8 +85,11 @@ func (x *cellRun) open(ctx context.Context) error {
 	if err := ensureDir(x.dir); err != nil {
 		return err
 	}
-	if x.runner.NoTraffic {
-		x.plan = Plan{}
+	if !x.runner.NoTraffic {
+		var err error
+		if x.plan, err = drawPlan(x.runner.Seed, x.scenario.Name, x.scenario.Load); err != nil {
+			return err
+		}
 	}
 	journal, err := history.Create(filepath.Join(x.dir, history.FileName))
 	if err != nil {
@@ -102,7 +105,7 @@ func (x *cellRun) open(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, x.journal.Close())
 	}
-	x.clients = &clients{target: x.bench.Target, clock: x.clock, record: x.record}
+	x.clients = newClients(x.bench.Target, x.clock, x.record)
 	for _, f := range x.scenario.Faults(x.bench) {
 		if slices.Contains(x.runner.Unplugged, f.Name()) {
 			f = faults.Unplug(f)
@@ -124,7 +127,7 @@ func (x *cellRun) meta() *history.Meta {
 		Wall: time.Now(), Floors: s.Floors, Invariants: s.Invariants,
 		Params: map[string]string{
 			paramTitle:                s.Title,
-			history.ParamArrivals:     strconv.Itoa(s.Load.Baseline + s.Load.Bookings),
+			history.ParamArrivals:     strconv.Itoa(s.Load.Operations()),
 			history.ParamSendDeadline: s.System.SendDeadline.String(),
 			history.ParamFaults:       strings.Join(s.FaultNames, ","),
 		},
@@ -263,12 +266,14 @@ func (x *cellRun) save(ctx context.Context) error {
 	return errors.Join(append(errs, x.journal.Close())...)
 }
 
+// measure adds what the generator of the load did. One that could not keep its
+// schedule measured itself, and the run counts for nothing.
 func (x *cellRun) measure() {
-	x.own.measure("arrivals not made", float64(x.clients.notMade.Load()), "", "the schedule asked for them, all clients were busy")
-	x.own.measure("longest lag behind the schedule", float64(x.clients.lag.Load())/1e6, "ms", "")
-	if x.clients.notMade.Load()*20 > x.clients.intended.Load() {
-		x.own.find(verify.Invalid, "arrivals", "", fmt.Sprintf(
-			"at least 95 %% of the intended arrivals are made; %d of %d were not", x.clients.notMade.Load(), x.clients.intended.Load()))
+	tally := x.clients.driver.Tally()
+	x.own.measure("arrivals not made", float64(tally.Planned-tally.Made), "", "the schedule asked for them")
+	x.own.measure("longest lag behind the schedule", float64(tally.WorstLag)/1e6, "ms", "")
+	if short := tally.Shortfall(); short != "" {
+		x.own.find(verify.Invalid, "arrivals", "", "every arrival of the schedule is made; "+short)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mailproof/faults"
+	"mailproof/loadgen"
 	"mailproof/verify"
 )
 
@@ -21,8 +22,8 @@ func TestPlanDependsOnSeedScenarioAndLoadAlone(t *testing.T) {
 			Bookings:  rapid.IntRange(0, 300).Draw(t, "bookings"),
 			PerSecond: rapid.Float64Range(1, 500).Draw(t, "rate"),
 		}
-		plan := drawPlan(seed, "t6.7", load)
-		require.Equal(t, plan, drawPlan(seed, "t6.7", load))
+		plan := mustPlan(t, seed, "t6.7", load)
+		require.Equal(t, plan, mustPlan(t, seed, "t6.7", load))
 		all := append(slices.Clone(plan.Baseline), plan.Faults...)
 		require.Len(t, all, load.Baseline+load.Bookings)
 		seen := map[string]bool{}
@@ -32,15 +33,75 @@ func TestPlanDependsOnSeedScenarioAndLoadAlone(t *testing.T) {
 		}
 		require.True(t, slices.IsSortedFunc(plan.Faults, func(a, b Booking) int { return int(a.At - b.At) }))
 		if len(all) > 0 {
-			require.NotEqual(t, plan, drawPlan(seed+1, "t6.7", load))
-			require.NotEqual(t, plan, drawPlan(seed, "t6.1", load))
+			require.NotEqual(t, plan, mustPlan(t, seed+1, "t6.7", load))
+			require.NotEqual(t, plan, mustPlan(t, seed, "t6.1", load))
 		}
 	})
 }
 
+func mustPlan(t require.TestingT, seed uint64, scenario string, l Load) Plan {
+	plan, err := drawPlan(seed, scenario, l)
+	require.NoError(t, err)
+	return plan
+}
+
+// A seed that somebody wrote down a year ago gives the run of that day.
+func TestPlanOfASeedStaysTheSame(t *testing.T) {
+	t.Parallel()
+	plan := mustPlan(t, 7, "t6.7", Load{Baseline: 20, Bookings: 580, PerSecond: 40})
+	require.Equal(t, Booking{ID: "23c6982f-3169-4398-bbf5-b2de2a9ed3a3", Recipient: "base0001@customers.test", At: 8876809}, plan.Baseline[0])
+	require.Equal(t, Booking{ID: "0626397d-9827-42f9-ad94-cd021c33f8b7", Recipient: "guest0580@customers.test", At: 14346402529}, plan.Faults[579])
+}
+
+func TestCancelsLeaveTheRestOfThePlanAlone(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		seed := rapid.Uint64().Draw(t, "seed")
+		load := Load{Baseline: 10, Bookings: rapid.IntRange(0, 200).Draw(t, "bookings"), PerSecond: 50}
+		plain := mustPlan(t, seed, "t6.6", load)
+		load.Cancels = rapid.IntRange(0, 250).Draw(t, "cancels")
+		plan := mustPlan(t, seed, "t6.6", load)
+		cancelled := 0
+		for i := range plan.Faults {
+			if after := plan.Faults[i].CancelAfter; after > 0 {
+				cancelled++
+				require.LessOrEqual(t, after, cancelWithin)
+				plan.Faults[i].CancelAfter = 0
+			}
+		}
+		require.Equal(t, min(load.Cancels, load.Bookings), cancelled)
+		require.Equal(t, load.Baseline+load.Bookings+cancelled, load.Operations())
+		require.Equal(t, plain, plan)
+	})
+}
+
+func TestScheduleHoldsEachOperationOnceInOrder(t *testing.T) {
+	t.Parallel()
+	plan := mustPlan(t, 1, "t6.6", Load{Bookings: 100, PerSecond: 50, Cancels: 30})
+	made := schedule(plan.Faults)
+	require.Len(t, made, 130)
+	require.True(t, slices.IsSortedFunc(made, func(a, b loadgen.Arrival[action]) int { return int(a.At - b.At) }))
+	confirmed := map[string]time.Duration{}
+	for _, a := range made {
+		if !a.Op.cancel {
+			confirmed[a.Op.ID] = a.At
+			continue
+		}
+		require.Contains(t, confirmed, a.Op.ID, "a cancel comes after its confirmation")
+		require.Equal(t, a.Op.CancelAfter, a.At-confirmed[a.Op.ID])
+	}
+	require.Len(t, confirmed, 100)
+}
+
+func TestPlanWithoutARateIsRefused(t *testing.T) {
+	t.Parallel()
+	_, err := drawPlan(1, "t6.6", Load{Bookings: 1})
+	require.ErrorContains(t, err, "0 arrivals per second")
+}
+
 func TestRateOfAPlanIsTheOneAskedFor(t *testing.T) {
 	t.Parallel()
-	plan := drawPlan(1, "t6.7", Load{Bookings: 5000, PerSecond: 100})
+	plan := mustPlan(t, 1, "t6.7", Load{Bookings: 5000, PerSecond: 100})
 	require.InDelta(t, 50, span(plan.Faults).Seconds(), 3)
 	require.Zero(t, span(plan.Baseline))
 }
@@ -49,7 +110,7 @@ func TestFaultsAreDrawnFromTheSeed(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		seed := rapid.Uint64().Draw(t, "seed")
-		who := recipients(drawPlan(seed, "t6.7", Load{Bookings: 100, PerSecond: 100}).Faults)
+		who := recipients(mustPlan(t, seed, "t6.7", Load{Bookings: 100, PerSecond: 100}).Faults)
 		losses := faults.DrawLosses(rng(seed, "t6.7", "lose-250"), who, 0.2)
 		require.Equal(t, losses, faults.DrawLosses(rng(seed, "t6.7", "lose-250"), who, 0.2))
 		require.Len(t, losses, 20)

@@ -185,8 +185,7 @@ func (r *Runner) cell(ctx context.Context, s Scenario, c Cell) reports.Scenario 
 	began := r.Clock()
 	x := &cellRun{
 		runner: r, scenario: s, cell: c, clock: r.Clock,
-		dir:  filepath.Join(r.Dir, cellFolder(s, c)),
-		plan: drawPlan(r.Seed, s.Name, s.Load),
+		dir: filepath.Join(r.Dir, cellFolder(s, c)),
 	}
 	if s.Adjust != nil {
 		s.Adjust(&x.plan, rng(r.Seed, s.Name, "adjust"))

@@ -71,6 +71,8 @@ type fakeTarget struct {
 	settle time.Duration
 	// unsure makes the first answer for each booking unknown.
 	unsure bool
+	// slow is how long each answer takes.
+	slow time.Duration
 	// twice makes the far side keep a second copy of the first mail.
 	twice bool
 	// reason of a mail that waits; it may change with each call.
@@ -91,7 +93,8 @@ func (*fakeTarget) Cancel(context.Context, string) history.OpOutcome { return hi
 
 func (*fakeTarget) Key(booking string, _ int) string { return "ticket:" + booking }
 
-func (t *fakeTarget) Confirm(_ context.Context, booking, recipient string) history.OpOutcome {
+func (t *fakeTarget) Confirm(ctx context.Context, booking, recipient string) history.OpOutcome {
+	pause(ctx, t.slow)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if _, again := t.mails[booking]; again {
@@ -316,6 +319,19 @@ func TestLatencyCountsFromTheIntendedTime(t *testing.T) {
 	require.InDelta(t, 100, sc.Latency.P50, 1)
 }
 
+// A generator that ran out of clients measured itself.
+func TestArrivalsThatWereNotMadeMakeTheRunInvalid(t *testing.T) {
+	lab := &fakeLab{settle: 100 * time.Millisecond, adjust: func(f *fakeTarget) { f.slow = 4 * time.Second }}
+	s := small()
+	s.Load = Load{Bookings: 600, PerSecond: 2000}
+	sum, _ := inBubble(t, lab, s, nil)
+	sc := only(t, sum)
+	require.Equal(t, verify.Invalid, sum.Verdict)
+	require.Equal(t, 512, sc.Counts.Confirmed)
+	require.Contains(t, strings.Join(findings(sc, verify.Invalid), "\n"),
+		"arrivals : every arrival of the schedule is made; 88 of 600 arrivals were not made: all 512 clients were busy")
+}
+
 func TestUnknownOutcomeIsRepeatedWithTheSameBooking(t *testing.T) {
 	lab := &fakeLab{settle: 100 * time.Millisecond, adjust: func(f *fakeTarget) { f.unsure = true }}
 	sum, dir := inBubble(t, lab, small(), nil)
@@ -470,7 +486,7 @@ func TestEvidenceIsOnDiskBeforeItIsJudged(t *testing.T) {
 		lab := &fakeLab{settle: 100 * time.Millisecond, clock: clock}
 		x := &cellRun{
 			runner:   &Runner{Lab: lab, Dir: dir, Seed: 7, Clock: clock, Watch: quietWatcher{}, Again: func(...string) string { return "" }},
-			scenario: small(), cell: cellResend(), clock: clock, dir: filepath.Join(dir, "cell"), plan: drawPlan(7, "test", small().Load),
+			scenario: small(), cell: cellResend(), clock: clock, dir: filepath.Join(dir, "cell"), plan: mustPlan(t, 7, "test", small().Load),
 		}
 		require.NoError(t, x.open(t.Context()))
 		require.NoError(t, x.phases(t.Context()))

@@ -110,7 +110,13 @@ type Load struct {
 	Bookings int
 	// PerSecond is the mean rate; gaps are exponential.
 	PerSecond float64
+	// Cancels is how many of the Bookings their customers cancel, up to two
+	// seconds after they confirmed.
+	Cancels int
 }
+
+// Operations is how many the schedule holds.
+func (l Load) Operations() int { return l.Baseline + l.Bookings + min(l.Cancels, l.Bookings) }
 
 // The cells that scenarios choose from; each is a row of the guarantee's table
 // (verify.Guarantee).
