@@ -95,12 +95,3 @@ func (s *Store) cancelKey(ctx context.Context, c CancelRequest) (Cancelling, err
 	}
 	return Cancelling{Row: row}, err
 }
-
-// StopCampaign sets the flag that each claim of the campaign's mails reads
-// (C-14). Mails already claimed go out.
-func (s *Store) StopCampaign(ctx context.Context, campaignID string) error {
-	if _, err := s.db.Exec(ctx, sqlStopCampaign, campaignID); err != nil {
-		return fmt.Errorf("stop campaign %q: %w", campaignID, err)
-	}
-	return nil
-}

@@ -330,6 +330,13 @@ RETURNING ` + columns
 const sqlStopCampaign = `-- stop_campaign
 INSERT INTO stopped_campaigns (campaign_id) VALUES ($1) ON CONFLICT DO NOTHING`
 
+const sqlCampaignStopped = `-- campaign_stopped
+SELECT c.stopped_at FROM stopped_campaigns c WHERE c.campaign_id = $1`
+
+const sqlCampaignState = `-- campaign_state
+SELECT n.status, count(*), min(n.created_at), max(n.created_at), min(n.sent_at), max(n.sent_at)
+FROM notifications n WHERE n.campaign_id = $1 GROUP BY n.status`
+
 // sqlExpire: W past expires_at → EXPIRED, or UNKNOWN when a try is unsettled.
 const sqlExpire = `-- expire
 UPDATE notifications n SET ` + setExpired + `

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	htmltemplate "html/template"
 	netmail "net/mail"
+	"net/url"
 	"path"
 	"strings"
 	texttemplate "text/template"
@@ -41,15 +42,19 @@ type RendererConfig struct {
 	// Domain of the Message-IDs, default the domain of From.
 	Domain        string
 	DefaultLocale string // default [DefaultLocale]
+	// UnsubscribeURL is where the receiver of a marketing mail ends the
+	// subscription, https; default /unsubscribe at Domain.
+	UnsubscribeURL string
 }
 
 // Renderer makes the bytes of a mail. The same input gives the same bytes: the
 // Message-ID and the MIME boundary derive from the dedupe key, and the date is
 // part of the input.
 type Renderer struct {
-	cfg    RendererConfig
-	text   map[string]*texttemplate.Template // by "<template>.<locale>"
-	markup map[string]*htmltemplate.Template
+	cfg           RendererConfig
+	unsubscribeAt *url.URL
+	text          map[string]*texttemplate.Template // by "<template>.<locale>"
+	markup        map[string]*htmltemplate.Template
 }
 
 // NewRenderer reads the embedded templates.
@@ -64,11 +69,17 @@ func NewRenderer(cfg RendererConfig) (*Renderer, error) {
 	}
 	cfg.DefaultLocale = cmp.Or(cfg.DefaultLocale, DefaultLocale)
 	r := &Renderer{cfg: cfg, text: map[string]*texttemplate.Template{}, markup: map[string]*htmltemplate.Template{}}
+	var err error
+	if r.unsubscribeAt, err = unsubscribeURL(cfg.UnsubscribeURL, cfg.Domain); err != nil {
+		return nil, fmt.Errorf("renderer: %w", err)
+	}
 	if err := r.load(); err != nil {
 		return nil, fmt.Errorf("renderer: %w", err)
 	}
-	if r.text[contract.TemplateTicketConfirmed+"."+cfg.DefaultLocale] == nil {
-		return nil, fmt.Errorf("renderer: there are no templates for the default locale %q", cfg.DefaultLocale)
+	for _, name := range append(CampaignTemplates(), contract.TemplateTicketConfirmed) {
+		if r.text[name+"."+cfg.DefaultLocale] == nil {
+			return nil, fmt.Errorf("renderer: there is no template %s for the default locale %q", name, cfg.DefaultLocale)
+		}
 	}
 	return r, nil
 }
@@ -99,11 +110,12 @@ func (r *Renderer) load() error {
 
 // Rendering is one mail to be made.
 type Rendering struct {
-	Template  string // contract.TemplateTicketConfirmed
+	Template  string // contract.TemplateTicketConfirmed, or one of [CampaignTemplates]
 	DedupeKey string
 	BookingID string
 	To        string
-	Data      contract.EventData // Locale picks the language; Recipient is not looked at
+	Data      contract.EventData    // of a ticket; Locale picks the language; Recipient is not looked at
+	Campaign  contract.CampaignData // of a marketing mail; Locale picks the language
 	// Date of the mail: it is fixed when the mail is rendered, at the first
 	// claim, and stays the same over all tries.
 	Date time.Time
@@ -144,8 +156,14 @@ func (r *Renderer) render(in Rendering) (Message, error) {
 type parts struct{ name, subject, text, markup string }
 
 func (r *Renderer) parts(in Rendering) (parts, error) {
-	v := newView(in)
-	name, err := r.template(in.Template, in.Data.Locale)
+	v, locale := newView(in), in.Data.Locale
+	if isCampaign(in.Template) {
+		locale = in.Campaign.Locale
+		if err := r.campaignView(&v, in); err != nil {
+			return parts{}, err
+		}
+	}
+	name, err := r.template(in.Template, locale)
 	if err != nil {
 		return parts{}, err
 	}
@@ -200,6 +218,9 @@ func (r *Renderer) compose(in Rendering, p parts) ([]byte, error) {
 	msg.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: no vacation replies, please
 	msg.SetGenHeader(contract.MailHeaderDedupeKey, in.DedupeKey)
 	msg.SetGenHeader(contract.MailHeaderResendIdempotencyKey, in.DedupeKey)
+	for _, h := range r.listHeaders(in) {
+		msg.SetGenHeader(gomail.Header(h[0]), h[1])
+	}
 	msg.SetBodyString(gomail.TypeTextPlain, p.text)
 	msg.AddAlternativeString(gomail.TypeTextHTML, p.markup)
 	var out bytes.Buffer
@@ -235,6 +256,9 @@ func checkKey(key string) error {
 type view struct {
 	BookingID, Name, Event, Price string
 	Seats                         []string
+
+	Headline, Link, Unsubscribe string // of a marketing mail, as is
+	Paragraphs                  []string
 }
 
 func newView(in Rendering) view {
@@ -251,7 +275,10 @@ func newView(in Rendering) view {
 
 // oneLine makes one bounded line of a text: with a line end in a name, whoever
 // books could write headers.
-func oneLine(s string) string {
+func oneLine(s string) string { return line(s, maxField) }
+
+// line is oneLine with at most so many runes.
+func line(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
 		// Cf and the separators hold what turns text around or ends a line in
 		// some reader.
@@ -261,8 +288,8 @@ func oneLine(s string) string {
 		return r
 	}, strings.ToValidUTF8(s, "\uFFFD"))
 	s = strings.Join(strings.Fields(s), " ")
-	if runes := []rune(s); len(runes) > maxField {
-		return string(runes[:maxField-1]) + "…"
+	if runes := []rune(s); len(runes) > most {
+		return string(runes[:most-1]) + "…"
 	}
 	return s
 }

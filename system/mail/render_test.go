@@ -187,6 +187,7 @@ func TestNewRendererChecksItsConfig(t *testing.T) {
 		"sender":         {From: "nobody"},
 		"no domain":      {From: "a@example.org", Domain: "x y"},
 		"default locale": {From: "a@example.org", DefaultLocale: "xx"},
+		"https":          {From: "a@example.org", UnsubscribeURL: "http://example.org/out"},
 	} {
 		_, err := mail.NewRenderer(cfg)
 		require.ErrorContains(t, err, want)

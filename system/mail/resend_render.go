@@ -56,6 +56,13 @@ func (r *Renderer) renderResend(in Rendering) (Message, error) {
 	if from.Name != "" {
 		sender = from.String()
 	}
+	headers := map[string]string{
+		"Auto-Submitted":             "auto-generated", // RFC 3834
+		contract.MailHeaderDedupeKey: in.DedupeKey,
+	}
+	for _, h := range r.listHeaders(in) {
+		headers[h[0]] = h[1]
+	}
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)
@@ -70,11 +77,8 @@ func (r *Renderer) renderResend(in Rendering) (Message, error) {
 		Tags    []resendTag       `json:"tags"`
 	}{
 		From: sender, To: []string{in.To}, Subject: p.subject, HTML: p.markup, Text: p.text,
-		Headers: map[string]string{
-			"Auto-Submitted":             "auto-generated", // RFC 3834
-			contract.MailHeaderDedupeKey: in.DedupeKey,
-		},
-		Tags: []resendTag{{ResendTagKey, ResendTag(in.DedupeKey)}},
+		Headers: headers,
+		Tags:    []resendTag{{ResendTagKey, ResendTag(in.DedupeKey)}},
 	})
 	if err != nil {
 		return Message{}, fmt.Errorf("compose: %w", err)

@@ -34,6 +34,7 @@ import (
 	"mailproof/system/notify/admin"
 	"mailproof/system/notify/alerts"
 	"mailproof/system/notify/bridge"
+	"mailproof/system/notify/campaign"
 	"mailproof/system/notify/config"
 	"mailproof/system/notify/dlq"
 	"mailproof/system/notify/doorbell"
@@ -125,22 +126,27 @@ func hopeless(err error) bool {
 
 // service is one running notifyd.
 type service struct {
-	cfg     config.Config
-	log     *slog.Logger
-	metrics *metrics.Set
-	pool    *pgxpool.Pool
-	store   *delivery.Store
-	retry   patience.Retrier
-	ring    doorbell.Ringer
-	alerts  *alerts.Raiser
-	dead    dlq.Finisher
-	depth   *sweeper.BrokerDepth
-	relay   *outbox.Relay // nil where no mail events are told
+	cfg      config.Config
+	log      *slog.Logger
+	metrics  *metrics.Set
+	pool     *pgxpool.Pool
+	store    *delivery.Store
+	retry    patience.Retrier
+	ring     doorbell.Ringer
+	bulkRing doorbell.Ringer
+	alerts   *alerts.Raiser
+	dead     dlq.Finisher
+	depth    *sweeper.BrokerDepth
+	relay    *outbox.Relay // nil where no mail events are told
 
 	publisher *amqp.Publisher
-	bridge    *bridge.Consumer
-	lanes     []*lane
-	started   atomic.Bool
+	// bulk is the marketing lane's own publisher: a campaign of 50,000 messages
+	// fills its connection and its window, not those that tickets are published
+	// through.
+	bulk    *amqp.Publisher
+	bridge  *bridge.Consumer
+	lanes   []*lane
+	started atomic.Bool
 }
 
 // lane is the workers of one mail type.
@@ -160,7 +166,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	defer s.depth.Close()
 	http, err := admin.Listen(ctx, admin.Config{
 		Addr: cfg.HTTPAddr, Registry: s.metrics.Registry, Checks: s.checks(), Operator: s.operator(),
-		ReplayAttempts: cfg.MaxAttempts, Log: log, CheckTimeout: 3 * time.Second,
+		Campaigns: s.campaigns(), ReplayAttempts: cfg.MaxAttempts, Log: log, CheckTimeout: 3 * time.Second,
 	})
 	if err != nil {
 		return err
@@ -174,6 +180,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	outer, outerCtx := errgroup.WithContext(last)
 	outer.Go(func() error { return http.Run(outerCtx) })
 	outer.Go(func() error { return s.publisher.Run(outerCtx) })
+	outer.Go(func() error { return s.bulk.Run(outerCtx) })
 	outer.Go(func() error { return s.alerts.Run(outerCtx) })
 
 	inner, stopInner := context.WithCancel(ctx)
@@ -262,6 +269,7 @@ func (s *service) checks() []admin.Check {
 	checks := []admin.Check{
 		{Name: "database", Ask: func(ctx context.Context) error { return s.pool.Ping(ctx) }},
 		{Name: "publisher", Ask: func(context.Context) error { return red(s.publisher.Connected(), "not connected to RabbitMQ") }},
+		{Name: "bulk publisher", Ask: func(context.Context) error { return red(s.bulk.Connected(), "not connected to RabbitMQ") }},
 		{Name: "bridge", Ask: func(context.Context) error { return red(s.bridge.Joined(), "not a member of the Kafka group") }},
 	}
 	for _, l := range s.lanes {
@@ -287,7 +295,10 @@ func build(ctx context.Context, cfg config.Config, log *slog.Logger) (*service, 
 	s := &service{cfg: cfg, log: log, metrics: metrics.New(), pool: pool, store: delivery.New(pool, cfg.Delivery())}
 	s.retry = patienceOf(log, s.metrics, cfg.StatementTimeout)
 	s.publisher = amqp.NewPublisher(s.amqp("publisher"))
+	s.bulk = amqp.NewPublisher(s.amqp("bulk publisher"))
 	s.ring = doorbell.Ringer{Publisher: s.publisher, Backoff: patience.Default(), Log: log, Count: s.metrics}
+	s.bulkRing = s.ring
+	s.bulkRing.Publisher = s.bulk
 	s.alerts = alerts.New(s.store, log, s.metrics, cfg.AlertWebhook)
 	s.dead = dlq.Finisher{Store: s.store, Ring: s.ring, Alerts: s.alerts, Retry: s.retry, Count: s.metrics}
 	s.depth = &sweeper.BrokerDepth{URLs: cfg.AMQPURLs}
@@ -353,9 +364,13 @@ func (s *service) addLane(t contract.MailType, consumers, prefetch int, limit wo
 	if err != nil {
 		return fmt.Errorf("lane %s: %w", t.Lane(), err)
 	}
+	ring, dead := s.ring, s.dead
+	if t == contract.Marketing {
+		ring, dead.Ring = s.bulkRing, s.bulkRing
+	}
 	w := worker.New(worker.Config{
 		Type: t, Tiers: s.cfg.RetryDelays, SendDeadline: s.cfg.SendDeadline, From: s.cfg.MailFrom,
-		Store: s.store, Sender: sender, Render: render, Ring: s.ring, Dead: s.dead, Alerts: s.alerts,
+		Store: s.store, Sender: sender, Render: render, Ring: ring, Dead: dead, Alerts: s.alerts,
 		Retry: s.retry, Limit: limit, KeyLifetime: s.keyLifetime(t), Metrics: s.metrics, Log: s.log.With("lane", t.Lane()),
 		Pause: patience.Backoff{First: time.Second, Max: time.Minute},
 	})
@@ -400,6 +415,16 @@ func (s *service) operator() dlq.Operator {
 	}
 }
 
+// campaigns takes mails in whether or not this process has marketing workers.
+func (s *service) campaigns() *campaign.Service {
+	return campaign.New(campaign.Config{
+		Store: s.store, Ring: s.bulkRing, Retry: s.retry, Metrics: s.metrics, Log: s.log, Hopeless: hopeless,
+		Tiers: s.cfg.RetryDelays,
+		// A publish that is repeated once still counts.
+		Step: 2 * s.cfg.ConfirmTimeout,
+	})
+}
+
 func (s *service) clerk(audit dlq.Audit) dlq.Clerk {
 	return dlq.Clerk{
 		Box:  dlq.BrokerBox{URLs: s.cfg.AMQPURLs, Name: "notifyd-" + s.cfg.Instance + " dead letters"},
@@ -421,17 +446,36 @@ func (s *service) watchLetters(ctx context.Context) {
 // Operate runs do with what people decide about dead mails by, for a command:
 // without bridge, workers and HTTP, but with a publisher.
 func Operate(ctx context.Context, cfg config.Config, log *slog.Logger, do func(context.Context, dlq.Operator) error) error {
-	cfg.MailEventsTopic = "off" // a replay and a discard end no mail's life
+	return alone(ctx, cfg, log, func(ctx context.Context, s *service) error {
+		return s.publishing(ctx, s.publisher, func(ctx context.Context) error { return do(ctx, s.operator()) })
+	})
+}
+
+// Campaigns runs do with the marketing lane's intake, in the same way.
+func Campaigns(ctx context.Context, cfg config.Config, log *slog.Logger, do func(context.Context, *campaign.Service) error) error {
+	return alone(ctx, cfg, log, func(ctx context.Context, s *service) error {
+		return s.publishing(ctx, s.bulk, func(ctx context.Context) error { return do(ctx, s.campaigns()) })
+	})
+}
+
+// alone builds the service for a command.
+func alone(ctx context.Context, cfg config.Config, log *slog.Logger, do func(context.Context, *service) error) error {
+	cfg.MailEventsTopic = "off" // no command ends a mail's life
 	s, err := build(ctx, cfg, log)
 	if err != nil {
 		return err
 	}
 	defer s.pool.Close()
+	return do(ctx, s)
+}
+
+// publishing runs do beside a publisher.
+func (s *service) publishing(ctx context.Context, p *amqp.Publisher, do func(context.Context) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	done := make(chan error, 1)
-	go func() { done <- s.publisher.Run(ctx) }()
-	err = do(ctx, s.operator())
+	go func() { done <- p.Run(ctx) }()
+	err := do(ctx)
 	stop()
 	return errors.Join(err, <-done)
 }

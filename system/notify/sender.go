@@ -82,27 +82,36 @@ func (s *senders) Close() error {
 // claim, so that a second rendering of a row whose bytes were not stored in
 // time gives the same mail.
 func renderer(cfg config.Config) (func(delivery.Row) ([]byte, error), error) {
-	r, err := mail.NewRenderer(mail.RendererConfig{From: cfg.MailFrom})
+	r, err := mail.NewRenderer(mail.RendererConfig{From: cfg.MailFrom, UnsubscribeURL: cfg.UnsubscribeURL})
 	if err != nil {
 		return nil, err
 	}
+	render := r.Render
+	if cfg.Transport == "resend" {
+		render = r.RenderResend
+	}
 	return func(row delivery.Row) ([]byte, error) {
-		var data contract.EventData
-		if err := json.Unmarshal(row.Payload, &data); err != nil {
+		in, err := renderingOf(row)
+		if err != nil {
 			return nil, fmt.Errorf("payload of %s: %w", row.DedupeKey, err)
 		}
-		date := row.CreatedAt
-		if row.FirstClaimedAt != nil {
-			date = *row.FirstClaimedAt
-		}
-		render := r.Render
-		if cfg.Transport == "resend" {
-			render = r.RenderResend
-		}
-		m, err := render(mail.Rendering{
-			Template: contract.TemplateTicketConfirmed, DedupeKey: row.DedupeKey, BookingID: row.BookingID,
-			To: row.Recipient, Data: data, Date: date,
-		})
+		m, err := render(in)
 		return m.Bytes, err
 	}, nil
+}
+
+// renderingOf reads a row's payload, which is its type's own.
+func renderingOf(row delivery.Row) (mail.Rendering, error) {
+	in := mail.Rendering{
+		Template: contract.TemplateTicketConfirmed, DedupeKey: row.DedupeKey, BookingID: row.BookingID, To: row.Recipient, Date: row.CreatedAt,
+	}
+	if row.FirstClaimedAt != nil {
+		in.Date = *row.FirstClaimedAt
+	}
+	if row.Type != contract.Marketing {
+		return in, json.Unmarshal(row.Payload, &in.Data)
+	}
+	m, err := contract.DecodeCampaignMail(row.Payload)
+	in.Template, in.Campaign = m.Template, m.Data
+	return in, err
 }

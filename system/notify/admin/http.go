@@ -1,11 +1,12 @@
-// Package admin is notifyd's HTTP side: health, readiness, metrics, and what
-// people ask and decide about mails that did not go.
+// Package admin is notifyd's HTTP side: health, readiness, metrics, campaigns,
+// and what people ask and decide about mails that did not go.
 //
 // It guarantees that /healthz says only that the process lives (a restart does
 // not repair a broker that is away) and that /readyz is red, with the reasons,
 // while a part of the path is missing. Recipients are masked.
 //
-// It changes nothing by itself: what people decide is the [Operator]'s, and it
+// It changes nothing by itself: what people decide is the [Operator]'s and the
+// [Campaigns]', and it
 // has no users and no passwords: it belongs on a loopback or internal address.
 package admin
 
@@ -32,10 +33,11 @@ type Check struct {
 
 // Config of the server.
 type Config struct {
-	Addr     string
-	Registry *prometheus.Registry
-	Checks   []Check
-	Operator Operator
+	Addr      string
+	Registry  *prometheus.Registry
+	Checks    []Check
+	Operator  Operator
+	Campaigns Campaigns
 	// ReplayAttempts is how many more tries a replay gives that names no number.
 	ReplayAttempts int
 	Log            *slog.Logger
@@ -85,6 +87,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /readyz", s.ready)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.cfg.Registry, promhttp.HandlerOpts{}))
 	s.dlqRoutes(mux)
+	s.campaignRoutes(mux)
 	return mux
 }
 

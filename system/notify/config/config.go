@@ -64,6 +64,8 @@ type Config struct {
 	SMTPStartTLS bool   `env:"SMTP_STARTTLS" envDefault:"false" doc:"upgrade the connection before AUTH, and refuse a server that cannot"`
 	MailFrom     string `env:"MAIL_FROM" envDefault:"tickets@example.test" doc:"sender address; its domain is the one of the Message-IDs"`
 
+	UnsubscribeURL string `env:"UNSUBSCRIBE_URL" doc:"where the receiver of a marketing mail unsubscribes, https (RFC 8058); ?key=<dedupe key> is added; empty: /unsubscribe at the domain of NOTIFYD_MAIL_FROM"`
+
 	RetryDelays []time.Duration `env:"RETRY_DELAYS" envDefault:"10s,1m,5m" doc:"wait after the first, second, … failed try; each is a delay tier of its own (M6-04)"`
 	MaxAttempts int             `env:"MAX_ATTEMPTS" envDefault:"0" doc:"tries before a mail is DEAD; 0 means one more than there are delays"`
 
@@ -227,6 +229,9 @@ func (c Config) checkAddresses(bad report) {
 	}
 	if _, err := mail.ParseAddress(c.MailFrom); err != nil {
 		bad("MAIL_FROM", "%q is not an address", c.MailFrom)
+	}
+	if u, err := url.Parse(c.UnsubscribeURL); c.UnsubscribeURL != "" && (err != nil || u.Host == "" || u.Scheme != "https") {
+		bad("UNSUBSCRIBE_URL", "must be https://…")
 	}
 	if !instance.MatchString(c.Instance) {
 		bad("INSTANCE", "%q must be letters, digits, dots, hyphens or underscores: it is part of the EHLO name", c.Instance)

@@ -89,7 +89,19 @@ func Alert(kind alerts.Kind, r delivery.Row) alerts.Alert {
 	if r.EventID != nil {
 		a.EventID = *r.EventID
 	}
+	if kind == alerts.MailExpired && r.CampaignID != nil {
+		return expiredCampaign(*r.CampaignID)
+	}
 	return a
+}
+
+// expiredCampaign is one alert for all mails of a campaign that expired: that
+// they do so is what its sender asked for, and the campaign counts them.
+func expiredCampaign(id string) alerts.Alert {
+	return alerts.Alert{
+		Kind: alerts.MailExpired, Subject: "campaign:" + id, Occurrence: "expired",
+		Detail: "mails of the campaign were not sent in time; notifyd campaign show " + id + " counts them",
+	}
 }
 
 // Reason is why the row is where it is.

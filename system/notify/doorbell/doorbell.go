@@ -34,6 +34,7 @@ type Bell struct {
 	Type      contract.MailType
 	Channel   contract.Channel
 	Recipient string
+	Template  string // empty: that of the payload, or a ticket's
 	Payload   []byte
 	Attempts  int
 }
@@ -59,7 +60,7 @@ func Again(id uuid.UUID, m contract.Message, t contract.MailType, eventID string
 	}
 	return Bell{
 		ID: id, DedupeKey: m.DedupeKey, EventID: eventID, BookingID: m.Data.BookingID, Type: t,
-		Channel: m.Channel, Recipient: m.To, Payload: payload, Attempts: attempts,
+		Channel: m.Channel, Recipient: m.To, Template: m.Template, Payload: payload, Attempts: attempts,
 	}, nil
 }
 
@@ -69,9 +70,12 @@ func (b Bell) body() []byte {
 	// A payload that cannot be read leaves event and seats out: they are for
 	// people who look at a queue.
 	_ = json.Unmarshal(b.Payload, &data)
+	if b.Template == "" {
+		b.Template = templateOf(b)
+	}
 	body, err := json.Marshal(contract.Message{
 		NotificationID: b.ID.String(), DedupeKey: b.DedupeKey, Type: b.Type, Channel: b.Channel,
-		To: b.Recipient, Template: contract.TemplateTicketConfirmed,
+		To: b.Recipient, Template: b.Template,
 		Data: contract.MessageData{BookingID: b.BookingID, Event: data.Event, Seats: data.Seats},
 	})
 	if err != nil {
@@ -79,6 +83,18 @@ func (b Bell) body() []byte {
 		return []byte(`{"notificationId":"` + b.ID.String() + `"}`)
 	}
 	return body
+}
+
+// templateOf is for people too: a mail is rendered from its row.
+func templateOf(b Bell) string {
+	if b.Type != contract.Marketing {
+		return contract.TemplateTicketConfirmed
+	}
+	m, err := contract.DecodeCampaignMail(b.Payload)
+	if err != nil {
+		return ""
+	}
+	return m.Template
 }
 
 func (b Bell) headers() map[string]any {

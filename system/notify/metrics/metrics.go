@@ -26,6 +26,7 @@ type Set struct {
 	stops       *prometheus.CounterVec
 	lanePaused  *prometheus.GaugeVec
 	bridge      *prometheus.CounterVec
+	campaigns   *prometheus.CounterVec
 	rescues     *prometheus.CounterVec
 	alerts      *prometheus.CounterVec
 	waits       *prometheus.CounterVec
@@ -45,6 +46,7 @@ func New() *Set {
 	s.acks = s.counter("acks_total", "acks by whether the session of the delivery was still there", "lane", "result")
 	s.stops = s.counter("refused_settles_total", "settles that found the row held by somebody else", "lane")
 	s.bridge = s.counter("bridge_events_total", "events read from Kafka by what became of them", "result")
+	s.campaigns = s.counter("campaign_mails_total", "mails that campaigns asked for: new, known", "result")
 	s.rescues = s.counter("sweeper_rescues_total", "rows that only the sweeper moved, by cause; each should be explained by a fault", "cause")
 	s.alerts = s.counter("alerts_total", "alerts raised for the first time", "kind")
 	s.reconciled = s.counter("reconciled_total", "looks at an UNKNOWN mail by result: found, absent, asked, open, moved-on, failed", "result")
@@ -115,6 +117,13 @@ func (s *Set) LanePaused(lane string, paused bool) {
 func (s *Set) Bridge(result string, n int) {
 	if n > 0 {
 		s.bridge.WithLabelValues(result).Add(float64(n))
+	}
+}
+
+// Campaign counts n mails that a campaign asked for.
+func (s *Set) Campaign(result string, n int) {
+	if n > 0 {
+		s.campaigns.WithLabelValues(result).Add(float64(n))
 	}
 }
 
