@@ -30,6 +30,7 @@ type Record struct {
 	Change  *Change  `json:"change,omitempty"`
 	Final   *Final   `json:"final,omitempty"`
 	Note    *Note    `json:"note,omitempty"`
+	Depth   *Depth   `json:"depth,omitempty"`
 	Refused *Refused `json:"refused,omitempty"`
 }
 
@@ -47,6 +48,7 @@ const (
 	KindChange  Kind = "change"
 	KindFinal   Kind = "final"
 	KindNote    Kind = "note"
+	KindDepth   Kind = "depth"
 	KindRefused Kind = "refused"
 )
 
@@ -81,6 +83,9 @@ const (
 	// ParamSendDeadline is the sender's own limit on one try, as
 	// time.ParseDuration reads it: a reply written later reached nobody.
 	ParamSendDeadline = "send_deadline"
+	// ParamCampaignPolicy is the policy for ambiguous outcomes of campaign mails,
+	// as Meta.Policy is for those of bookings; default hold.
+	ParamCampaignPolicy = "campaign_policy"
 	// ParamEvidence lists the kinds of evidence beside the ledger that the
 	// target can show, comma-separated: wal, outbox, topic, queues, alerts. A
 	// checker that a scenario names and that finds its evidence missing makes
@@ -118,15 +123,34 @@ type Op struct {
 	// Client is the logical process that made it, "" if the caller does not
 	// say. A client has one operation open at a time.
 	Client    string    `json:"client,omitempty"`
-	Name      string    `json:"name"` // confirm, cancel, reopen
+	Name      string    `json:"name"` // confirm, cancel, reopen; of a campaign: campaign, stop
 	Booking   string    `json:"booking"`
-	Key       string    `json:"key"` // dedupe key of the mail it is about
+	Key       string    `json:"key"` // dedupe key of the mail it is about, or the campaign's name
 	Recipient string    `json:"recipient"`
 	Intended  int64     `json:"intended"` // when it should have been made
 	Call      int64     `json:"call"`
 	Return    int64     `json:"return"`
 	Outcome   OpOutcome `json:"outcome"`
 	Err       string    `json:"err,omitempty"`
+	// Campaign is set in an operation on many mails at once.
+	Campaign *Campaign `json:"campaign,omitempty"`
+}
+
+// Campaign is what an operation on a whole campaign was about: "campaign" asks
+// for one mail to each recipient, "stop" sets the flag that ends it.
+type Campaign struct {
+	ID string `json:"id"`
+	// Recipients that were asked for, and the dedupe keys of their mails in the
+	// same order. A stop names none: it is about all that the campaign has.
+	Recipients []string `json:"recipients,omitempty"`
+	Keys       []string `json:"keys,omitempty"`
+	// ExpiresAt is when a mail that waits is not worth sending any more; zero:
+	// never.
+	ExpiresAt time.Time `json:"expires_at,omitzero"`
+	// New and Known are what the system under test answered: mails that it took
+	// now, and that it had before.
+	New   int `json:"new"`
+	Known int `json:"known"`
 }
 
 // FaultOutcome says whether a fault took hold.
@@ -219,6 +243,13 @@ type Change struct {
 	Order    int64             `json:"order"` // position in commit order, from 1
 	Old      map[string]string `json:"old,omitempty"`
 	New      map[string]string `json:"new,omitempty"`
+	// Row names the row within its table, "" where the collector does not know
+	// how rows are told apart.
+	Row string `json:"row,omitempty"`
+	// Delta is set on a line whose Old and New hold only the columns in which
+	// they differ: a row of 50,000 is written down once, not with each of its
+	// transitions. Whoever reads a history finds both whole, and Delta false.
+	Delta bool `json:"delta,omitempty"`
 
 	// At is CommitAt on the run's time base: see [History.Monotonic].
 	At int64 `json:"-"`
@@ -312,6 +343,14 @@ type TopicRecord struct {
 	Key       string `json:"key"`
 	Booking   string `json:"booking"`
 	Type      string `json:"type"`
+}
+
+// Depth is how many messages of a queue wait for a consumer, as the broker said
+// at that time.
+type Depth struct {
+	Queue string `json:"queue"`
+	Ready int    `json:"ready"`
+	At    int64  `json:"-"` // the record's T
 }
 
 // Note is a line for people: what the harness saw or decided.

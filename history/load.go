@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -22,6 +23,7 @@ type History struct {
 	Changes   []Change  // by database, then commit order
 	Final     *Final    // nil when the run ended before it was read
 	Notes     []Note
+	Depths    []Depth // by time
 	Refused   []Refused
 	// Start and End are the earliest and the latest time of any record.
 	Start, End int64
@@ -33,11 +35,16 @@ type History struct {
 
 // Problem is a line of the file that is no evidence.
 type Problem struct {
-	Line int // from 1
+	Line int // from 1; 0: no single line is at fault
 	Err  error
 }
 
-func (p Problem) Error() string { return fmt.Sprintf("line %d: %v", p.Line, p.Err) }
+func (p Problem) Error() string {
+	if p.Line == 0 {
+		return p.Err.Error()
+	}
+	return fmt.Sprintf("line %d: %v", p.Line, p.Err)
+}
 
 // maxProblems bounds what is kept of a file that is no history at all.
 const maxProblems = 100
@@ -86,8 +93,14 @@ func (h *History) addLine(line int, text []byte) {
 	if err == nil {
 		err = h.add(rec)
 	}
-	if err != nil && len(h.Problems) < maxProblems {
-		h.Problems = append(h.Problems, Problem{Line: line, Err: err})
+	if err != nil {
+		h.problem(Problem{Line: line, Err: err})
+	}
+}
+
+func (h *History) problem(p Problem) {
+	if len(h.Problems) < maxProblems {
+		h.Problems = append(h.Problems, p)
 	}
 }
 
@@ -100,8 +113,8 @@ func FromRecords(records []Record) *History {
 		if err == nil {
 			err = h.add(rec)
 		}
-		if err != nil && len(h.Problems) < maxProblems {
-			h.Problems = append(h.Problems, Problem{Line: i + 1, Err: err})
+		if err != nil {
+			h.problem(Problem{Line: i + 1, Err: err})
 		}
 	}
 	h.arrange()
@@ -143,6 +156,9 @@ func (h *History) add(rec Record) error {
 	case KindNote:
 		rec.Note.At = rec.T
 		h.Notes = append(h.Notes, *rec.Note)
+	case KindDepth:
+		rec.Depth.At = rec.T
+		h.Depths = append(h.Depths, *rec.Depth)
 	case KindRefused:
 		h.Refused = append(h.Refused, *rec.Refused)
 	}
@@ -169,16 +185,58 @@ func (h *History) arrange() {
 		}
 		return byTime(a.ID, b.ID)
 	})
+	slices.SortStableFunc(h.Depths, func(a, b Depth) int { return byTime(a.At, b.At) })
 	slices.SortStableFunc(h.Changes, func(a, b Change) int {
 		if a.Database != b.Database {
 			return strings.Compare(a.Database, b.Database)
 		}
 		return byTime(a.Order, b.Order)
 	})
+	h.fillIn()
 	h.pairClocks()
 	for i := range h.Changes {
 		h.Changes[i].At = h.Monotonic(h.Changes[i].CommitAt)
 	}
+}
+
+// fillIn makes the old and the new row of each difference whole again. A row
+// before a change and the one after the change before it are the same map, and
+// nobody may write to it.
+func (h *History) fillIn() {
+	type row struct{ db, table, name string }
+	last := map[row]map[string]string{}
+	for i := range h.Changes {
+		c := &h.Changes[i]
+		r := row{c.Database, c.Table, c.Row}
+		switch {
+		case c.Row == "":
+			continue
+		case c.Op == "DELETE":
+			delete(last, r)
+			continue
+		case c.Delta:
+			before := last[r]
+			if before == nil {
+				h.problem(Problem{Err: malformed("change %d of %s is a difference to a row that the log does not hold", c.Order, c.Table)})
+				continue
+			}
+			c.New, c.Old, c.Delta = applied(before, c.Old, c.New), before, false
+		}
+		last[r] = c.New
+	}
+}
+
+// applied is the row before with a difference made to it: columns that only the
+// old side names became NULL.
+func applied(before, old, new map[string]string) map[string]string {
+	after := make(map[string]string, len(before)+len(new))
+	for column, v := range before {
+		if _, changed := old[column]; !changed {
+			after[column] = v
+		}
+	}
+	maps.Copy(after, new)
+	return after
 }
 
 // Phase returns when a phase began and when the next one did; ok is false when

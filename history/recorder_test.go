@@ -71,26 +71,68 @@ func TestRecordedIsLoaded(t *testing.T) {
 	require.Less(t, from, to)
 }
 
+func campaignOp(name string, c *history.Campaign) history.Op {
+	o := op("", "campaign:spring", 10, 20)
+	o.Name, o.Campaign = name, c
+	return o
+}
+
+func TestCampaignsAndDepthsAreLoaded(t *testing.T) {
+	t.Parallel()
+	r, path := create(t)
+	require.NoError(t, r.Meta(meta))
+	made := campaignOp("campaign", &history.Campaign{ID: "spring", Recipients: []string{"a@x"}, Keys: []string{"k"}, New: 1})
+	require.NoError(t, r.Op(made))
+	for _, d := range []history.Record{
+		{T: 90, Kind: history.KindDepth, Depth: &history.Depth{Queue: "q", Ready: 0}},
+		{T: 80, Kind: history.KindDepth, Depth: &history.Depth{Queue: "q", Ready: 7}},
+	} {
+		require.NoError(t, r.Record(d))
+	}
+	require.NoError(t, r.Close())
+	h, err := history.Load(path)
+	require.NoError(t, err)
+	require.Empty(t, h.Problems)
+	require.Equal(t, []history.Op{made}, h.Ops)
+	require.Equal(t, []history.Depth{{Queue: "q", Ready: 7, At: 80}, {Queue: "q", Ready: 0, At: 90}}, h.Depths)
+}
+
+func TestDifferenceToAnUnknownRowIsAProblem(t *testing.T) {
+	t.Parallel()
+	h := history.FromRecords([]history.Record{{T: 1, Kind: history.KindChange, Change: &history.Change{
+		Database: "d", Table: "t", Op: "UPDATE", Row: "a", Delta: true, Order: 3, CommitAt: time.Unix(1, 0),
+	}}})
+	require.Len(t, h.Problems, 1)
+	require.EqualError(t, h.Problems[0], "malformed record: change 3 of t is a difference to a row that the log does not hold")
+}
+
 func TestRefusesMalformedRecords(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		rec  history.Record
 		want string
 	}{
-		"no time":            {history.Record{Kind: history.KindNote, Note: &history.Note{}}, "not a monotonic time"},
-		"negative time":      {history.Record{T: -1, Kind: history.KindNote, Note: &history.Note{}}, "not a monotonic time"},
-		"wrong part":         {history.Record{T: 1, Kind: history.KindNote, Phase: &history.Phase{}}, "that part is not set"},
-		"two parts":          {history.Record{T: 1, Kind: history.KindNote, Note: &history.Note{}, Phase: &history.Phase{}}, "2 parts"},
-		"return before call": {record(op("", "k", 20, 10)), "before it was called"},
-		"no key":             {record(op("", "", 10, 20)), "key must be set"},
-		"call before return": {record(op("c1", "k", 50, 60)), "while an operation was open"},
-		"second meta":        {history.Record{T: 1, Kind: history.KindMeta, Meta: withWall(meta)}, "second meta"},
-		"dot outside":        {history.Record{T: 1, Kind: history.KindAttempt, Attempt: &history.Attempt{From: 5, To: 9, DotAt: 10}}, "dot lies outside"},
-		"stored without dot": {history.Record{T: 1, Kind: history.KindAttempt, Attempt: &history.Attempt{From: 5, To: 9, Stored: true}}, "never read"},
-		"stored and absent":  {history.Record{T: 1, Kind: history.KindAttempt, Attempt: &history.Attempt{From: 5, To: 9, DotAt: 9, Stored: true, ClosedWithoutStoring: true}}, "closed without storing"},
-		"skip, no reason":    {history.Record{T: 1, Kind: history.KindFault, Fault: &history.Fault{Name: "f", Outcome: history.Skipped}}, "without a reason"},
-		"fault, no start":    {history.Record{T: 1, Kind: history.KindFault, Fault: &history.Fault{Name: "f", Outcome: history.Installed, End: 4}}, "not set"},
-		"change, no order":   {history.Record{T: 1, Kind: history.KindChange, Change: &history.Change{Database: "d", Table: "t", Op: "INSERT"}}, "order 0"},
+		"no time":             {history.Record{Kind: history.KindNote, Note: &history.Note{}}, "not a monotonic time"},
+		"negative time":       {history.Record{T: -1, Kind: history.KindNote, Note: &history.Note{}}, "not a monotonic time"},
+		"wrong part":          {history.Record{T: 1, Kind: history.KindNote, Phase: &history.Phase{}}, "that part is not set"},
+		"two parts":           {history.Record{T: 1, Kind: history.KindNote, Note: &history.Note{}, Phase: &history.Phase{}}, "2 parts"},
+		"return before call":  {record(op("", "k", 20, 10)), "before it was called"},
+		"no key":              {record(op("", "", 10, 20)), "key must be set"},
+		"call before return":  {record(op("c1", "k", 50, 60)), "while an operation was open"},
+		"second meta":         {history.Record{T: 1, Kind: history.KindMeta, Meta: withWall(meta)}, "second meta"},
+		"dot outside":         {history.Record{T: 1, Kind: history.KindAttempt, Attempt: &history.Attempt{From: 5, To: 9, DotAt: 10}}, "dot lies outside"},
+		"stored without dot":  {history.Record{T: 1, Kind: history.KindAttempt, Attempt: &history.Attempt{From: 5, To: 9, Stored: true}}, "never read"},
+		"stored and absent":   {history.Record{T: 1, Kind: history.KindAttempt, Attempt: &history.Attempt{From: 5, To: 9, DotAt: 9, Stored: true, ClosedWithoutStoring: true}}, "closed without storing"},
+		"skip, no reason":     {history.Record{T: 1, Kind: history.KindFault, Fault: &history.Fault{Name: "f", Outcome: history.Skipped}}, "without a reason"},
+		"fault, no start":     {history.Record{T: 1, Kind: history.KindFault, Fault: &history.Fault{Name: "f", Outcome: history.Installed, End: 4}}, "not set"},
+		"campaign of nobody":  {record(campaignOp("campaign", &history.Campaign{ID: "spring"})), "nobody is to get a mail"},
+		"campaign, no id":     {record(campaignOp("stop", &history.Campaign{})), "without an id"},
+		"a key is missing":    {record(campaignOp("campaign", &history.Campaign{ID: "spring", Recipients: []string{"a", "b"}, Keys: []string{"k"}})), "2 recipients and 1 keys"},
+		"depth of no queue":   {history.Record{T: 1, Kind: history.KindDepth, Depth: &history.Depth{Ready: 1}}, "holds 1 messages"},
+		"negative depth":      {history.Record{T: 1, Kind: history.KindDepth, Depth: &history.Depth{Queue: "q", Ready: -1}}, "holds -1 messages"},
+		"difference, no row":  {history.Record{T: 1, Kind: history.KindChange, Change: &history.Change{Database: "d", Table: "t", Op: "UPDATE", Order: 1, CommitAt: time.Unix(1, 0), Delta: true}}, "is none"},
+		"inserted difference": {history.Record{T: 1, Kind: history.KindChange, Change: &history.Change{Database: "d", Table: "t", Op: "INSERT", Row: "a", Order: 1, CommitAt: time.Unix(1, 0), Delta: true}}, "is none"},
+		"change, no order":    {history.Record{T: 1, Kind: history.KindChange, Change: &history.Change{Database: "d", Table: "t", Op: "INSERT"}}, "order 0"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -48,13 +48,17 @@ func Validate(r Record) error {
 		if r.Phase.Name == "" {
 			return malformed("phase without a name")
 		}
+	case KindDepth:
+		if r.Depth.Queue == "" || r.Depth.Ready < 0 {
+			return malformed("queue %q holds %d messages", r.Depth.Queue, r.Depth.Ready)
+		}
 	}
 	return nil
 }
 
 func known(k Kind) bool {
 	switch k {
-	case KindMeta, KindPhase, KindOp, KindFault, KindProcess, KindAttempt, KindChange, KindFinal, KindNote, KindRefused:
+	case KindMeta, KindPhase, KindOp, KindFault, KindProcess, KindAttempt, KindChange, KindFinal, KindNote, KindDepth, KindRefused:
 		return true
 	default:
 		return false
@@ -77,6 +81,7 @@ func (r Record) parts() []Kind {
 	add(r.Change != nil, KindChange)
 	add(r.Final != nil, KindFinal)
 	add(r.Note != nil, KindNote)
+	add(r.Depth != nil, KindDepth)
 	add(r.Refused != nil, KindRefused)
 	return kinds
 }
@@ -105,6 +110,21 @@ func validateOp(o *Op) error {
 		return malformed("op %s %s returned %d ns before it was called", o.Name, o.Key, o.Call-o.Return)
 	case o.Outcome != OpOK && o.Outcome != OpFail && o.Outcome != OpUnknown:
 		return malformed("op %s %s: outcome %q is none of ok, fail, unknown", o.Name, o.Key, o.Outcome)
+	case o.Campaign != nil:
+		return validateCampaign(o)
+	}
+	return nil
+}
+
+func validateCampaign(o *Op) error {
+	c := o.Campaign
+	switch {
+	case c.ID == "":
+		return malformed("op %s %s: a campaign without an id", o.Name, o.Key)
+	case len(c.Recipients) != len(c.Keys):
+		return malformed("op %s %s: %d recipients and %d keys", o.Name, o.Key, len(c.Recipients), len(c.Keys))
+	case o.Name == "campaign" && len(c.Keys) == 0:
+		return malformed("op %s %s: nobody is to get a mail", o.Name, o.Key)
 	}
 	return nil
 }
@@ -155,6 +175,8 @@ func validateChange(c *Change) error {
 		return malformed("change %d of %s without a commit time", c.Order, c.Table)
 	case c.Op != "INSERT" && c.Op != "UPDATE" && c.Op != "DELETE":
 		return malformed("change %d of %s: op %q", c.Order, c.Table, c.Op)
+	case c.Delta && (c.Op != "UPDATE" || c.Row == ""):
+		return malformed("change %d of %s is a difference, and %s of row %q is none", c.Order, c.Table, c.Op, c.Row)
 	}
 	return nil
 }

@@ -180,7 +180,7 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 func (c *cellLab) followLogs(ctx context.Context) error {
 	for _, db := range c.pipeline.Databases() {
 		log, err := wal.Start(ctx, wal.Config{
-			Database: db.Name, URL: db.URL, Tables: db.Tables, Drop: []string{"rendered"},
+			Database: db.Name, URL: db.URL, Tables: db.Tables, Drop: []string{"rendered"}, Identity: "id",
 			Sink: func(ch history.Change) error {
 				c.order.Record(history.Record{T: history.Now(), Kind: history.KindChange, Change: &ch})
 				return nil

@@ -12,8 +12,8 @@ var atMostOne = rule{
 			if len(copies) < 2 {
 				return
 			}
-			if e.Meta.Policy != "resend" || e.Meta.Server != "plain" {
-				r.breach(m.Key, "%d copies were kept; under policy %s and a %s receiver it may be 1", len(copies), e.Meta.Policy, e.Meta.Server)
+			if policy := e.policy(m); policy != "resend" || e.Meta.Server != "plain" {
+				r.breach(m.Key, "%d copies were kept; under policy %s and a %s receiver it may be 1", len(copies), policy, e.Meta.Server)
 				return
 			}
 			checkExtraCopies(e, m, copies, r)

@@ -8,50 +8,66 @@ import (
 	"mailproof/history"
 )
 
-// Counts of mails, by what became of them.
+// Counts of mails, by what became of them: of those that bookings asked for, and
+// apart from them of those that campaigns did.
 type Counts struct {
-	Confirmed  int `json:"confirmed"`
+	Confirmed  int `json:"confirmed"` // asked for, and acknowledged
 	Delivered  int `json:"delivered"`
 	Duplicates int `json:"duplicates"` // copies beyond the first
 	Lost       int `json:"lost"`
 	Unknown    int `json:"unknown"`
 	Dead       int `json:"dead"`
 	Cancelled  int `json:"cancelled"`
+	Expired    int `json:"expired,omitempty"`
+
+	Campaign *Counts `json:"campaign,omitempty"` // nil without a campaign
 }
 
 func countMails(e *Evidence) Counts {
-	var c Counts
+	var c, campaign Counts
 	e.mails(func(m *Mail) {
-		if m.Confirmed() {
-			c.Confirmed++
+		if m.Campaign == "" {
+			c.add(e, m)
+			return
 		}
-		stored := 0
-		for _, a := range m.Attempts {
-			if a.Stored {
-				stored++
-			}
-		}
-		if stored > 0 {
-			c.Delivered++
-			c.Duplicates += stored - 1
-		}
-		if lost, _ := e.lost(m); lost {
-			c.Lost++
-		}
-		switch m.State() {
-		case unknown:
-			c.Unknown++
-		case dead:
-			c.Dead++
-		case cancelled:
-			c.Cancelled++
-		}
+		campaign.add(e, m)
+		c.Campaign = &campaign
 	})
 	return c
 }
 
+func (c *Counts) add(e *Evidence, m *Mail) {
+	if m.Confirmed() {
+		c.Confirmed++
+	}
+	stored := 0
+	for _, a := range m.Attempts {
+		if a.Stored {
+			stored++
+		}
+	}
+	if stored > 0 {
+		c.Delivered++
+		c.Duplicates += stored - 1
+	}
+	if lost, _ := e.lost(m); lost {
+		c.Lost++
+	}
+	switch m.State() {
+	case unknown:
+		c.Unknown++
+	case dead:
+		c.Dead++
+	case cancelled:
+		c.Cancelled++
+	case expired:
+		c.Expired++
+	}
+}
+
 // Latency from the intended time of the confirmation to the first stored copy,
-// in milliseconds, over all confirmed mails that were not cancelled. One that
+// in milliseconds, over all confirmed mails of bookings that were not cancelled.
+// One that
 // was not delivered counts as +Inf, written as -1, so that it cannot be left
 // out of a percentile.
 type Latency struct {
@@ -72,7 +88,7 @@ func LatencyBetween(e *Evidence, from, to int64) Latency {
 	var samples []float64
 	e.mails(func(m *Mail) {
 		o := m.request()
-		if o == nil || o.Outcome != history.OpOK || o.Intended < from || o.Intended >= to {
+		if m.Campaign != "" || o == nil || o.Outcome != history.OpOK || o.Intended < from || o.Intended >= to {
 			return
 		}
 		if !m.Delivered() && m.MayBeCancelled() {

@@ -32,7 +32,10 @@ type Evidence struct {
 
 // Mail is what is known of one dedupe key.
 type Mail struct {
-	Key      string
+	Key string
+	// Campaign is the id of the campaign that asked for it, "" for a mail of a
+	// booking.
+	Campaign string
 	Ops      []*history.Op
 	Attempts []*history.Attempt // by first byte
 	Moves    []Move             // of its rows, in commit order
@@ -55,11 +58,8 @@ type Move struct {
 // NewEvidence arranges a history. Columns name the system's tables.
 func NewEvidence(h *history.History, columns Columns) *Evidence {
 	e := &Evidence{History: h, Columns: columns, Mails: make(map[string]*Mail, len(h.Ops)), clients: map[string]string{}}
-	for i := range h.Ops {
-		m := e.mail(h.Ops[i].Key)
-		m.Ops = append(m.Ops, &h.Ops[i])
-	}
-	owners := keysOfRecipients(h.Ops)
+	ops := e.addOps()
+	owners := keysOfRecipients(ops)
 	for i := range h.Attempts {
 		a := &h.Attempts[i]
 		key := a.Key
@@ -84,20 +84,61 @@ func NewEvidence(h *history.History, columns Columns) *Evidence {
 	return e
 }
 
-// keysOfRecipients finds the key of each recipient who expects one mail. A
-// server that refuses a recipient never sees the headers and so no key.
-func keysOfRecipients(ops []history.Op) map[string]string {
-	owners := map[string]string{}
-	for i := range ops {
-		to := strings.ToLower(ops[i].Recipient)
-		if to == "" || !asks(&ops[i]) {
+// addOps gives each mail the operations that it is about, those on its whole
+// campaign included, and returns them all.
+func (e *Evidence) addOps() []*history.Op {
+	campaigns := map[string][]string{} // id → keys
+	all := make([]*history.Op, 0, len(e.Ops))
+	add := func(m *Mail, o *history.Op) {
+		m.Ops = append(m.Ops, o)
+		all = append(all, o)
+	}
+	for i := range e.Ops {
+		o := &e.Ops[i]
+		c := o.Campaign
+		if c == nil {
+			add(e.mail(o.Key), o)
 			continue
 		}
-		if key, known := owners[to]; known && key != ops[i].Key {
+		for n, key := range c.Keys {
+			m := e.mail(key)
+			if m.Campaign == "" {
+				m.Campaign = c.ID
+				campaigns[c.ID] = append(campaigns[c.ID], key)
+			}
+			add(m, ofOne(o, key, c.Recipients[n]))
+		}
+		if len(c.Keys) > 0 {
+			continue
+		}
+		for _, key := range campaigns[c.ID] {
+			add(e.mail(key), ofOne(o, key, ""))
+		}
+	}
+	return all
+}
+
+// ofOne is the part of an operation on a campaign that is about one mail.
+func ofOne(o *history.Op, key, recipient string) *history.Op {
+	one := *o
+	one.Key, one.Recipient, one.Campaign = key, recipient, nil
+	return &one
+}
+
+// keysOfRecipients finds the key of each recipient who expects one mail. A
+// server that refuses a recipient never sees the headers and so no key.
+func keysOfRecipients(ops []*history.Op) map[string]string {
+	owners := map[string]string{}
+	for _, o := range ops {
+		to := strings.ToLower(o.Recipient)
+		if to == "" || !asks(o) {
+			continue
+		}
+		if key, known := owners[to]; known && key != o.Key {
 			owners[to] = ""
 			continue
 		}
-		owners[to] = ops[i].Key
+		owners[to] = o.Key
 	}
 	return owners
 }
@@ -205,7 +246,7 @@ func (m *Mail) State() string {
 }
 
 // asks says whether an operation asks for a mail; a cancel does not.
-func asks(o *history.Op) bool { return o.Name != "cancel" && o.Name != "replay" }
+func asks(o *history.Op) bool { return o.Name != "cancel" && o.Name != "replay" && o.Name != "stop" }
 
 // Asked is the best known outcome of the operations that asked for this mail,
 // "" if none did. One acknowledged request is enough; an unknown one outweighs
@@ -229,9 +270,12 @@ func (m *Mail) Asked() history.OpOutcome {
 // Confirmed reports an acknowledged request for this mail.
 func (m *Mail) Confirmed() bool { return m.Asked() == history.OpOK }
 
-// MayBeCancelled reports a cancel that happened or may have.
+// MayBeCancelled reports a cancel that happened or may have, of the mail or of
+// its whole campaign.
 func (m *Mail) MayBeCancelled() bool {
-	return slices.ContainsFunc(m.Ops, func(o *history.Op) bool { return o.Name == "cancel" && o.Outcome != history.OpFail })
+	return slices.ContainsFunc(m.Ops, func(o *history.Op) bool {
+		return (o.Name == "cancel" || o.Name == "stop") && o.Outcome != history.OpFail
+	})
 }
 
 // request is the operation that the mail is due to: the first acknowledged
@@ -278,6 +322,31 @@ func (m *Mail) Delivered() bool {
 // RFC 5321 section 4.2.5.
 func (m *Mail) discarded() bool {
 	return slices.ContainsFunc(m.Attempts, func(a *history.Attempt) bool { return a.Breach && !a.Stored && accepted(a) })
+}
+
+// policy for an ambiguous outcome of this mail.
+func (e *Evidence) policy(m *Mail) string {
+	if m.Campaign != "" {
+		if p := e.Meta.Params[history.ParamCampaignPolicy]; p != "" {
+			return p
+		}
+		return "hold"
+	}
+	return e.Meta.Policy
+}
+
+// campaignName is the key under which a campaign's own alerts stand, and its
+// operations: "campaign:" and its id.
+func campaignName(id string) string { return "campaign:" + id }
+
+// alertedWithCampaign reports an alert of the mail, or one for all the mails of
+// its campaign.
+func (e *Evidence) alertedWithCampaign(m *Mail, kinds ...string) bool {
+	if m.Alerted(kinds...) {
+		return true
+	}
+	all := e.Mails[campaignName(m.Campaign)]
+	return m.Campaign != "" && all != nil && all.Alerted(kinds...)
 }
 
 // Alerted reports an alert of one of these kinds.

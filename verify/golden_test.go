@@ -42,6 +42,47 @@ func TestGoodHistoriesPass(t *testing.T) {
 	}
 }
 
+// The mails of a campaign are judged like those of bookings, by their own policy.
+func TestGoodCampaignsPass(t *testing.T) {
+	t.Parallel()
+	for _, mode := range modes {
+		for _, name := range slices.Sorted(maps.Keys(campaignLives())) {
+			t.Run(mode[0]+"/"+mode[1]+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(mode[0], mode[1])
+				w.mail("first").delivered()
+				campaignLives()[name](w.campaign("spring", history.OpOK, "c1")[0])
+				requirePass(t, w.rest().judge())
+			})
+		}
+		t.Run(mode[0]+"/"+mode[1]+"/unknown to the client", func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(mode[0], mode[1])
+			w.mail("first").delivered()
+			w.campaign("winter", history.OpOK, "c0")[0].arrives().claimed("notifyd-1.marketing-1").try().sent()
+			// One of the two had been taken when the answer got lost.
+			w.campaign("spring", history.OpUnknown, "c1", "c2")[0].arrives().claimed("notifyd-1.marketing-1").try().sent()
+			requirePass(t, w.rest().judge())
+		})
+	}
+}
+
+func TestCampaignsAreCountedApart(t *testing.T) {
+	t.Parallel()
+	w := newWorld("resend", "plain")
+	w.mail("first").delivered()
+	for i, m := range w.campaign("spring", history.OpOK, "c1", "c2", "c3", "c4") {
+		campaignLives()[[]string{"delivered", "answer lost, held", "expired, one alert for all", "stopped before the claim"}[i]](m)
+	}
+	res := w.rest().judge()
+	requirePass(t, res)
+	require.Equal(t, verify.Counts{
+		Confirmed: 1, Delivered: 1,
+		Campaign: &verify.Counts{Confirmed: 4, Delivered: 2, Unknown: 1, Expired: 1, Cancelled: 1},
+	}, res.Counts)
+	require.Equal(t, 1, res.Latency.N, "a campaign's mails have no time at which they are due")
+}
+
 func requirePass(t require.TestingT, res verify.Result) {
 	if res.Verdict == verify.Pass {
 		for _, c := range res.Checked {
@@ -487,6 +528,48 @@ func goldens() []golden {
 			w.final.Outbox = append(w.final.Outbox, later)
 			w.final.Topic[0].Offset = 1
 			w.final.Topic = append(w.final.Topic, history.TopicRecord{Offset: 0, EventID: "event-cancel", Key: later.Key})
+		}},
+		// campaigns
+		{invariant: "nothing-lost", name: "mail of an accepted campaign without a row", mode: resend, text: "campaign was accepted, and", build: func(w *world) {
+			w.mail("b0").delivered()
+			w.campaign("spring", history.OpOK, "c1", "c2")[0].arrives().claimed("notifyd-1.marketing-1").try().sent()
+		}},
+		{invariant: "nothing-lost", name: "expired campaign without an alert", mode: resend, text: "EXPIRED, and no alert", build: func(w *world) {
+			w.mail("b0").delivered()
+			w.campaign("spring", history.OpOK, "c1")[0].arrives().settled("EXPIRED", nil)
+		}},
+		{invariant: "nothing-lost", name: "campaign mail cancelled, and nobody stopped it", mode: resend, text: "nobody cancelled", build: func(w *world) {
+			w.mail("b0").delivered()
+			w.campaign("spring", history.OpOK, "c1")[0].arrives().cancelledSilently()
+			w.campaign("winter", history.OpOK, "c2")[0].arrives().cancelledSilently()
+			w.stop("winter", history.OpOK)
+		}},
+		{invariant: "at-most-one", name: "campaign mail twice, held by its policy", mode: resend, text: "under policy hold", build: func(w *world) {
+			w.mail("b0").delivered()
+			w.campaign("spring", history.OpOK, "c1")[0].arrives().claimed("notifyd-1.marketing-1").try(lost250).unclear().claimed("notifyd-1.marketing-1").try().sent()
+		}},
+		{invariant: "no-phantom", name: "campaign that definitely was not taken", mode: resend, text: "request definitely failed", build: func(w *world) {
+			w.mail("b0").delivered()
+			w.campaign("winter", history.OpOK, "c0")[0].arrives().claimed("notifyd-1.marketing-1").try().sent()
+			w.campaign("spring", history.OpFail, "c1")[0].arrives().claimed("notifyd-1.marketing-1").try().sent()
+		}},
+		{invariant: "sent-is-true", name: "stopped, and delivered", mode: resend, text: "cancelled, and the customer has 1", build: func(w *world) {
+			w.mail("b0").delivered()
+			m := w.campaign("spring", history.OpOK, "c1")[0].arrives().claimed("notifyd-1.marketing-1").try()
+			w.stop("spring", history.OpOK)
+			m.cancelledSilently()
+		}},
+		{invariant: "stop-is-honoured", name: "claimed after the stop", mode: resend, text: "after the stop of campaign spring", build: func(w *world) {
+			w.mail("b0").delivered()
+			m := w.campaign("spring", history.OpOK, "c1")[0].arrives()
+			w.stop("spring", history.OpOK)
+			w.pass(2 * time.Second)
+			m.claimed("notifyd-1.marketing-1").try().sent()
+		}},
+		{invariant: "quiesced", name: "campaign that stands still", mode: resend, text: "stalled for", build: func(w *world) {
+			w.mail("b0").delivered()
+			w.campaign("spring", history.OpOK, "c1")[0].arrives().claimed("notifyd-1.marketing-1").try()
+			w.pass(time.Minute)
 		}},
 		// queue-conservation
 		{

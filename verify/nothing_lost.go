@@ -59,7 +59,7 @@ func (e *Evidence) lost(m *Mail) (bool, string) {
 	case unknown:
 		return !m.Alerted(alertUnknown), "it is UNKNOWN, and no alert was raised"
 	case expired:
-		return !m.Alerted(alertExpired, alertStale), "it is EXPIRED, and no alert was raised"
+		return !e.alertedWithCampaign(m, alertExpired, alertStale), "it is EXPIRED, and no alert was raised"
 	case cancelled:
 		return !m.MayBeCancelled(), "it is CANCELLED, and nobody cancelled it"
 	case sent:
@@ -79,6 +79,9 @@ func (e *Evidence) lostWithoutRow(m *Mail) (bool, string) {
 		if o.Dead {
 			return !m.Alerted(alertDeadOutbox, "outbox-dead"), "its outbox row is dead, and no alert was raised"
 		}
+	}
+	if m.Campaign != "" {
+		return true, "its campaign was accepted, and the mail service holds no row of it"
 	}
 	if len(m.Outbox) == 0 {
 		return true, "no row of it exists anywhere"

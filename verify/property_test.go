@@ -30,7 +30,24 @@ func drawWorld(t *rapid.T) *world {
 		named[rapid.SampledFrom(names).Draw(t, "life")](w.mail(simName(i)))
 		w.pass(time.Duration(rapid.IntRange(0, 3000).Draw(t, "pause ms")) * time.Millisecond)
 	}
+	if rapid.Bool().Draw(t, "campaign") {
+		drawCampaign(t, w)
+	}
 	return w.rest()
+}
+
+// drawCampaign adds a campaign whose mails live as they may. One that is stopped
+// is not claimed again, so the stop is the end.
+func drawCampaign(t *rapid.T, w *world) {
+	campaign := campaignLives()
+	delete(campaign, "stopped while it was sent")
+	delete(campaign, "stopped before the claim")
+	names := slices.Sorted(maps.Keys(campaign))
+	mails := w.campaign("spring", history.OpOK, "c1", "c2", "c3")
+	for _, m := range mails[1:] {
+		campaign[rapid.SampledFrom(names).Draw(t, "campaign life")](m)
+	}
+	campaignLives()[rapid.SampledFrom([]string{"delivered", "stopped while it was sent", "stopped before the claim"}).Draw(t, "end")](mails[0])
 }
 
 func TestWellBehavedRunsPass(t *testing.T) {

@@ -3,6 +3,7 @@ package verify_test
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -50,6 +51,7 @@ type mail struct {
 	bodyHash string
 	// recipient is set where it is another than the usual one.
 	recipient string
+	campaign  string // that asked for it; its mails have no booking
 }
 
 func (m *mail) address() string {
@@ -329,6 +331,71 @@ func (w *world) all() []history.Record {
 func (w *world) history() *history.History { return history.FromRecords(w.all()) }
 
 func (w *world) judge() verify.Result { return verify.Judge(w.history()) }
+
+// campaign hands over a campaign of one mail for each name.
+func (w *world) campaign(id string, outcome history.OpOutcome, names ...string) []*mail {
+	mails := make([]*mail, len(names))
+	for i, name := range names {
+		mails[i] = w.mail(name)
+		mails[i].key, mails[i].campaign = "campaign:"+id+":"+name, id
+	}
+	w.handOver(id, outcome, mails...)
+	return mails
+}
+
+// handOver is one call for the campaign's mails; it may be repeated.
+func (w *world) handOver(id string, outcome history.OpOutcome, mails ...*mail) {
+	c := &history.Campaign{ID: id}
+	for _, m := range mails {
+		c.Recipients, c.Keys = append(c.Recipients, m.address()), append(c.Keys, m.key)
+	}
+	w.campaignOp("campaign", outcome, c)
+}
+
+func (w *world) stop(id string, outcome history.OpOutcome) {
+	w.campaignOp("stop", outcome, &history.Campaign{ID: id})
+}
+
+func (w *world) campaignOp(name string, outcome history.OpOutcome, c *history.Campaign) {
+	w.step()
+	o := &history.Op{Name: name, Key: "campaign:" + c.ID, Intended: w.now, Call: w.now, Return: w.now + int64(500*time.Microsecond), Outcome: outcome, Campaign: c}
+	w.add(history.Record{T: o.Return, Kind: history.KindOp, Op: o})
+	w.step()
+}
+
+// campaignLives are what may become of one mail of a campaign that was accepted.
+// Policy hold is theirs, whatever that of the tickets.
+func campaignLives() map[string]func(m *mail) {
+	return map[string]func(m *mail){
+		"delivered": func(m *mail) { m.arrives().claimed("notifyd-1.marketing-1").try().sent() },
+		"refused, then delivered": func(m *mail) {
+			m.arrives().claimed("notifyd-1.marketing-1").try(refuse("451 4.7.1 later")).failed().claimed("notifyd-1.marketing-2").try().sent()
+		},
+		"refused for good": func(m *mail) {
+			m.arrives().claimed("notifyd-1.marketing-1").try(refuse("550 5.1.1 no such user")).dead()
+		},
+		"answer lost, held": func(m *mail) { m.arrives().claimed("notifyd-1.marketing-1").try(lost250).unknown() },
+		"expired, one alert for all": func(m *mail) {
+			m.arrives().settled("EXPIRED", nil)
+			alert := history.Alert{Kind: "mail-expired", Key: "campaign:" + m.campaign}
+			if !slices.Contains(m.w.final.Alerts, alert) {
+				m.w.final.Alerts = append(m.w.final.Alerts, alert)
+			}
+		},
+		"stopped before the claim": func(m *mail) {
+			m.arrives().w.stop(m.campaign, history.OpOK)
+			m.settled("CANCELLED", nil)
+		},
+		"stopped while it was sent": func(m *mail) {
+			m.arrives().claimed("notifyd-1.marketing-1").w.stop(m.campaign, history.OpOK)
+			m.try().sent()
+		},
+		"handed over twice": func(m *mail) {
+			m.arrives().w.handOver(m.campaign, history.OpOK, m)
+			m.claimed("notifyd-1.marketing-1").try().sent()
+		},
+	}
+}
 
 // lives are the well-behaved lives that a mail may have under a policy and a
 // server. Each starts with a client's operation and ends at rest.

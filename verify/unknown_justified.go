@@ -15,8 +15,8 @@ var unknownJustified = rule{
 				r.breach(m.Key, "UNKNOWN, and every attempt was answered, and nothing kept the system from writing that down")
 				return
 			}
-			if e.Meta.Policy != "hold" && !e.usedUp(m) && !m.MayBeCancelled() {
-				r.breach(m.Key, "UNKNOWN after %d of %d attempts: policy %s tries again", m.Rows[0].Attempts, e.limit(m), e.Meta.Policy)
+			if policy := e.policy(m); policy != "hold" && !e.usedUp(m) && !m.MayBeCancelled() {
+				r.breach(m.Key, "UNKNOWN after %d of %d attempts: policy %s tries again", m.Rows[0].Attempts, e.limit(m), policy)
 			}
 		})
 	},

@@ -30,6 +30,11 @@ type Config struct {
 	// Drop names columns whose values are replaced by their length and hash:
 	// whole mails, for example.
 	Drop []string
+	// Identity is the column by whose value the rows of a followed table are told
+	// apart, "id" for one. Where it is given and a table has it, each row is
+	// written down whole once, and of later changes what they changed
+	// ([history.Change.Delta]). "" writes every row whole.
+	Identity string
 	// Sink is given each change, from one goroutine at a time. Its error ends
 	// the collector.
 	Sink func(history.Change) error
@@ -58,9 +63,10 @@ type Collector struct {
 	// Of the reader; others look at failed after done.
 	tx     transaction
 	order  int64
-	last   lsn   // of the last commit that the sink has
-	seen   lsn   // everything up to here has been read
-	failed error // for good: the evidence is not whole
+	last   lsn                  // of the last commit that the sink has
+	seen   lsn                  // everything up to here has been read
+	whole  map[rowName]struct{} // rows that the sink has been given whole
+	failed error                // for good: the evidence is not whole
 
 	mu    sync.Mutex
 	stats Stats
@@ -72,7 +78,7 @@ func Start(ctx context.Context, cfg Config) (*Collector, error) {
 	if cfg.Sink == nil || len(cfg.Tables) == 0 || cfg.Database == "" {
 		return nil, errors.New("wal: database, tables and sink must be set")
 	}
-	c := &Collector{cfg: cfg, slot: slotName(cfg.Database), printed: map[string]string{}, done: make(chan struct{})}
+	c := &Collector{cfg: cfg, slot: slotName(cfg.Database), printed: map[string]string{}, done: make(chan struct{}), whole: map[rowName]struct{}{}}
 	if err := c.ask(ctx, c.prepare); err != nil {
 		return nil, c.wrap(err)
 	}
@@ -236,6 +242,7 @@ func (c *Collector) commit(at lsn, line string) error {
 	for _, change := range c.tx.changes {
 		c.order++
 		change.Order, change.CommitAt = c.order, when
+		c.shorten(&change)
 		if err := c.cfg.Sink(change); err != nil {
 			return fmt.Errorf("%w: %w", errSink, err)
 		}
@@ -245,6 +252,39 @@ func (c *Collector) commit(at lsn, line string) error {
 		c.count(func(s *Stats) { s.Transactions++; s.Changes += int64(n) })
 	}
 	return nil
+}
+
+type rowName struct{ table, id string }
+
+// shorten leaves out of a change what the sink has been told before.
+func (c *Collector) shorten(change *history.Change) {
+	if c.cfg.Identity == "" {
+		return
+	}
+	id, ok := change.New[c.cfg.Identity]
+	if change.Op == "DELETE" {
+		id, ok = change.Old[c.cfg.Identity]
+	}
+	if !ok {
+		return
+	}
+	change.Row = id
+	name := rowName{change.Table, id}
+	_, known := c.whole[name]
+	switch {
+	case change.Op == "DELETE":
+		delete(c.whole, name)
+	case change.Op == "UPDATE" && known && change.Old != nil:
+		change.Delta = true
+		for column, v := range change.Old {
+			if now, still := change.New[column]; still && now == v {
+				delete(change.Old, column)
+				delete(change.New, column)
+			}
+		}
+	default:
+		c.whole[name] = struct{}{}
+	}
 }
 
 func (c *Collector) count(f func(*Stats)) {
