@@ -17,12 +17,12 @@ TESTFLAGS ?= -p 2 -timeout 20m
 
 CHAOS_ARGS := $(foreach s,$(SCENARIO),--scenario $(s)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-.PHONY: help deps build test lint fmt chaos mutants plans growth clients sdks clean
+.PHONY: help deps build test lint fmt chaos bench bench-quick mutants plans growth clients sdks clean
 
 help: ## show this text
 	@echo "mailproof: proves from evidence that no mail is lost and none is delivered twice"
 	@echo
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make chaos SCENARIO=t6.7 SEED=42      one scenario, the same run again"
 	@echo "  make chaos ARGS=--list                what there is"
@@ -61,6 +61,14 @@ plans: ## run each SQL statement against 1,000,000 rows (ROWS=n); writes docs/st
 
 growth: ## dead rows and sizes under a steady load, 8 minutes (ARGS="-rate 200 -for 8m")
 	$(GO) run ./system/delivery/growthbench $(or $(ARGS),-rate 200 -for 8m -every 30s)
+
+bench: build ## measure the system beside its raw floors; writes docs/benchmarks/m06-notification.md
+	@$(BIN)/mailproof setup
+	@$(BIN)/mailproof bench $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+bench-quick: build ## the same document in a few minutes, at runs/bench/m06-notification.md
+	@$(BIN)/mailproof setup
+	@$(BIN)/mailproof bench --quick --out runs/bench/m06-notification.md $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 clients: ## run nine real mail clients against every SMTP fault; writes docs/fakes-smtp-clients.md
 	@bash fakes/smtp/clientmatrix/run.sh $(ARGS)

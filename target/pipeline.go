@@ -441,13 +441,28 @@ func (p *Pipeline) Confirm(ctx context.Context, booking, recipient string) histo
 
 // ConfirmWhy is Confirm, with the reason of an outcome other than ok.
 func (p *Pipeline) ConfirmWhy(ctx context.Context, booking, recipient string) (history.OpOutcome, error) {
+	if err := p.Book(ctx, booking, recipient); err != nil {
+		return history.OpFail, err
+	}
+	return p.ConfirmBooked(ctx, booking)
+}
+
+// Book makes a booking that is not confirmed yet; no mail follows.
+func (p *Pipeline) Book(ctx context.Context, booking, recipient string) error {
 	created := p.bookings.post(ctx, "/bookings", map[string]any{
 		"id": booking, "recipient": recipient, "name": "Guest of " + booking, "event": "Final",
 		"seats": []string{"A-1"}, "amount": "90.00", "currency": "EUR", "locale": "en",
 	})
 	if created.err != nil {
-		return history.OpFail, fmt.Errorf("create %s: %w", booking, created.err)
+		return fmt.Errorf("create %s: %w", booking, created.err)
 	}
+	return nil
+}
+
+// ConfirmBooked confirms a booking that was made: one request, for measurements
+// that start with the confirmation. The error is the reason of an outcome other
+// than ok.
+func (p *Pipeline) ConfirmBooked(ctx context.Context, booking string) (history.OpOutcome, error) {
 	return p.act(ctx, booking, "confirm", 0)
 }
 

@@ -1,0 +1,51 @@
+package target
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"mailproof/system/contract"
+)
+
+const sentSQL = `SELECT dedupe_key, sent_at FROM notifications WHERE sent_at IS NOT NULL AND type = $1`
+
+// SentAt is when each ticket mail became SENT, by key: the time of the statement
+// on the database's wall clock.
+func (p *Pipeline) SentAt(ctx context.Context) (map[string]time.Time, error) {
+	type sent struct {
+		Key string
+		At  time.Time
+	}
+	rows, err := query(ctx, p.dbs[notifyDB], "times of SENT", sentSQL, pgx.RowToStructByPos[sent], contract.TicketConfirmation)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]time.Time, len(rows))
+	for _, r := range rows {
+		out[r.Key] = r.At
+	}
+	return out, nil
+}
+
+// Produced is when the relay handed each event to its producer, by dedupe key:
+// the timestamp of its record, whole milliseconds of the wall clock.
+func (p *Pipeline) Produced(ctx context.Context) (map[string]time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, topicTimeout)
+	defer cancel()
+	recs, err := readTopic(ctx, p.cfg.Stack.Kafka().Brokers(), p.topic)
+	if err != nil {
+		return nil, fmt.Errorf("topic %s: %w", p.topic, err)
+	}
+	out := make(map[string]time.Time, len(recs))
+	for _, r := range recs {
+		var e contract.Event
+		if json.Unmarshal(r.Value, &e) == nil {
+			out[e.DedupeKey] = r.Timestamp
+		}
+	}
+	return out, nil
+}
