@@ -131,16 +131,6 @@ func (s *system) cpu() cpuClock {
 	return s.lab.cpu().with(parts)
 }
 
-// databaseURL of one of the system's databases.
-func (s *system) databaseURL(name string) string {
-	for _, db := range s.Databases() {
-		if db.Name == name {
-			return db.URL
-		}
-	}
-	return ""
-}
-
 // await asks again every so often until done says yes, or ctx ends.
 func await(ctx context.Context, every time.Duration, done func() (bool, error)) error {
 	tick := time.NewTicker(every)

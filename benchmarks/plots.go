@@ -47,7 +47,6 @@ var palette = []color.RGBA{
 	{0x56, 0xB4, 0xE9, 0xff}, // sky
 }
 
-
 // newPlot has a white ground of its own, so that it reads the same on a dark
 // page.
 func newPlot(title, x, y string) *plot.Plot {

@@ -42,14 +42,25 @@ type size struct {
 	repeats     int
 	idleTickets int
 	ticketRate  float64 // per second
-	partBound   time.Duration
+	deadTickets int
+	deadDelays  []time.Duration
+	// partBound is how long one part may take, runBound how long all may.
+	partBound, runBound time.Duration
 }
 
 func sizeOf(quick bool) size {
 	if quick {
-		return size{repeats: 2, idleTickets: 60, ticketRate: 10, partBound: 2 * time.Minute}
+		return size{
+			repeats: 2, idleTickets: 60, ticketRate: 10,
+			deadTickets: 40, deadDelays: []time.Duration{time.Second, 2 * time.Second},
+			partBound: 90 * time.Second, runBound: 4 * time.Minute,
+		}
 	}
-	return size{repeats: 3, idleTickets: 150, ticketRate: 10, partBound: 5 * time.Minute}
+	return size{
+		repeats: 3, idleTickets: 100, ticketRate: 10,
+		deadTickets: 100, deadDelays: []time.Duration{time.Second, 2 * time.Second, 4 * time.Second},
+		partBound: 6 * time.Minute, runBound: 15 * time.Minute,
+	}
 }
 
 // runner is one run.
@@ -71,6 +82,8 @@ type part struct {
 func parts() []part {
 	return []part{
 		{"hops", "an idle ticket hop by hop, and the serial floor", (*runner).hopsPart},
+		{"dead", "a mail server that refuses everything", (*runner).deadPart},
+		{"recovery", "recovery, from saved evidence", (*runner).recoveryPart},
 	}
 }
 
@@ -144,7 +157,7 @@ func (r *runner) run(ctx context.Context, chosen []part, began time.Time) error 
 		if ctx.Err() != nil {
 			break
 		}
-		outcome, err := r.part(ctx, p)
+		outcome, err := r.part(ctx, p, r.size.runBound-time.Since(began))
 		if ctx.Err() != nil {
 			outcome.Error = "interrupted"
 		} else if err != nil {
@@ -168,11 +181,16 @@ func (r *runner) run(ctx context.Context, chosen []part, began time.Time) error 
 }
 
 // part runs one part within its bound; a panic in it is its error.
-func (r *runner) part(ctx context.Context, p part) (o PartOutcome, err error) {
+func (r *runner) part(ctx context.Context, p part, left time.Duration) (o PartOutcome, err error) {
 	o = PartOutcome{Name: p.name, Title: p.title, Load: loadAverage()}
+	if left <= 0 {
+		o.Skipped = fmt.Sprintf("the %s of a run were over", r.size.runBound)
+		return o, nil
+	}
 	began := time.Now()
-	bound := fmt.Errorf("not done within %s", r.size.partBound)
-	ctx, cancel := context.WithTimeoutCause(ctx, r.size.partBound, bound)
+	limit := min(r.size.partBound, left)
+	bound := fmt.Errorf("not done within %s", limit.Round(time.Second))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, bound)
 	defer cancel()
 	defer func() {
 		if v := recover(); v != nil {

@@ -104,27 +104,6 @@ func (r *ticketRun) arrived(s *system) bool {
 	return len(r.mails) >= len(r.keys)-r.notMade
 }
 
-// samples from the intended times to those that end gives; 0 is missing.
-func (r *ticketRun) samples(end func(i int) int64) Samples {
-	var s Samples
-	for i := range r.tickets {
-		if to := end(i); to > 0 {
-			s.add(time.Duration(to - r.intended[i]))
-		} else {
-			s.Missing++
-		}
-	}
-	return s
-}
-
-func (r *ticketRun) accepted() Samples {
-	return r.samples(func(i int) int64 { return r.mails[r.keys[i]].StoredAt })
-}
-
-func (r *ticketRun) settled() Samples {
-	return r.samples(func(i int) int64 { return r.sent[r.keys[i]] })
-}
-
 // wallClock places instants of the wall clock on the run's clock. Both were read
 // together at its start and are read again now: the wall clock may be slewed
 // meanwhile.

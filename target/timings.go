@@ -49,3 +49,23 @@ func (p *Pipeline) Produced(ctx context.Context) (map[string]time.Time, error) {
 	}
 	return out, nil
 }
+
+const deadAtSQL = `SELECT recipient, dlq_published_at FROM notifications WHERE status = 'DEAD' AND dlq_published_at IS NOT NULL`
+
+// DeadAt is when the dead letter of each dead mail was known to be confirmed, by
+// recipient, on the database's wall clock.
+func (p *Pipeline) DeadAt(ctx context.Context) (map[string]time.Time, error) {
+	type dead struct {
+		Recipient string
+		At        time.Time
+	}
+	rows, err := query(ctx, p.dbs[notifyDB], "times of dead letters", deadAtSQL, pgx.RowToStructByPos[dead])
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]time.Time, len(rows))
+	for _, r := range rows {
+		out[r.Recipient] = r.At
+	}
+	return out, nil
+}
