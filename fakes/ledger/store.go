@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"mailproof/fakes/ledger/spill"
 )
 
 // chunkRows is how many rows move to the file at once: small enough that
@@ -63,14 +65,11 @@ func (s *store) spill() {
 
 func (s *store) write(c chunk) error {
 	if s.file == nil {
-		f, err := os.CreateTemp("", "fake-ledger-*.jsonl")
+		f, err := spill.Create("fake-ledger-*.jsonl")
 		if err != nil {
 			return fmt.Errorf("making the ledger's file: %w", err)
 		}
 		s.file = f
-		// Unlinked at once where the system allows it, so that nothing is left
-		// after a crash; elsewhere close removes it.
-		_ = os.Remove(f.Name())
 	}
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -146,10 +145,7 @@ func (s *store) close() error {
 	if s.file == nil {
 		return nil
 	}
-	name := s.file.Name()
-	err := s.file.Close()
-	_ = os.Remove(name)
-	return err
+	return spill.Close(s.file)
 }
 
 // Decode reads rows from JSON lines, as the export writes them.

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"runtime"
 	"sort"
 	"strconv"
 	"strings"
@@ -193,55 +192,4 @@ func post(nc net.Conn, br *bufio.Reader, run, n int64, html string) error {
 	}
 	_, err = io.CopyN(io.Discard, br, int64(length))
 	return err
-}
-
-// TestMemory sends mails and looks at the heap: what stays of one is its key,
-// its counters and its entry, not its contents.
-func TestMemory(t *testing.T) {
-	// The short run has fewer rows in memory, so that they are full early; the
-	// ring of the lint (64 bytes a mail, 65,536 mails) is not.
-	mails, opt, bound := int64(200_000), Options{}, 300.0
-	if testing.Short() || raceEnabled {
-		mails, opt, bound = 20_000, Options{KeepRows: 1024}, 600
-	}
-	srv, err := Start(opt)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, srv.Close()) }()
-	html := strings.Repeat("<p>0123456789abcdef0123456789abcdef</p>", 45)
-	nc, err := net.Dial("tcp", srv.Addr())
-	require.NoError(t, err)
-	defer nc.Close()
-	br := bufio.NewReader(nc)
-	send := func(from, to int64) {
-		for n := from; n < to; n++ {
-			require.NoError(t, post(nc, br, 0, n, html))
-		}
-	}
-	// The bounded parts (rows in memory, the lint's ring) are full by then.
-	warm := mails / 2
-	send(0, warm)
-	before := heapBytes()
-	begun := time.Now()
-	send(warm, mails)
-	grown := int64(heapBytes()) - int64(before)
-	perMail := float64(grown) / float64(mails-warm)
-	t.Logf("%d mails, %.0f/s over one connection; heap grew by %.1f MB from %d to %d mails: %.0f bytes a mail", mails,
-		float64(mails-warm)/time.Since(begun).Seconds(), float64(grown)/(1<<20), warm, mails, perMail)
-	require.EqualValues(t, mails, srv.Totals().Stored)
-	require.Less(t, perMail, bound)
-	v := srv.Verdict(fmt.Sprintf("k0-%d", mails-1))
-	require.Equal(t, "once", v.Verdict)
-	first, ok := srv.mails.get(0)
-	require.True(t, ok)
-	m, apiErr := srv.email(0, first)
-	require.Nil(t, apiErr)
-	require.Equal(t, html, *m.HTML, "the contents of the first are there")
-}
-
-func heapBytes() uint64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"mailproof/fakes/ledger/tally"
 )
 
 // TestErrorTable asks for each error that the server gives by itself, the body
@@ -274,12 +276,23 @@ func TestLint(t *testing.T) {
 	}
 }
 
-func TestMemoryIsARing(t *testing.T) {
-	m := newMemory()
-	for i := range lintKept + 100 {
-		m.look(&mail{To: addresses{fmt.Sprint(i)}}, "k", digest{1}, 0)
+// TestLintRemembersADay: what came within 24 hours is known, however many mails
+// came between, also where it left memory.
+func TestLintRemembersADay(t *testing.T) {
+	m := newMemory(func(err error) { require.NoError(t, err) })
+	m.number = tally.New(8)
+	defer func() { require.NoError(t, m.close()) }()
+	look := func(n int, key string, now time.Duration) []string {
+		return m.look(&mail{To: addresses{fmt.Sprint(n)}}, key, digestOf(key), now)
 	}
-	require.Len(t, m.seen, lintKept)
-	require.Empty(t, m.look(&mail{To: addresses{"0"}}, "", digest{}, 0), "forgotten")
-	require.Equal(t, []string{FindingNoKey}, m.look(&mail{To: addresses{fmt.Sprint(lintKept)}}, "", digest{}, 0))
+	for i := range 5000 {
+		require.Empty(t, look(i, "k", 0))
+	}
+	require.Empty(t, look(0, "k", time.Hour), "the same key")
+	require.Equal(t, []string{FindingNewKey}, look(0, "other", time.Hour))
+	require.Equal(t, []string{FindingNoKey}, look(1, "", time.Hour))
+	require.Equal(t, []string{FindingNewKey}, look(1, "k", 24*time.Hour), "the one before it had none")
+	require.Empty(t, look(2, "other", 24*time.Hour), "a day later")
+	m.reset()
+	require.Empty(t, look(3, "", 25*time.Hour), "forgotten")
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"mailproof/fakes/ledger/tally"
 )
 
 func TestSameKeySamePayload(t *testing.T) {
@@ -209,70 +211,133 @@ func TestFailureBeforeTheWorkLeavesTheKey(t *testing.T) {
 	}
 }
 
-// TestKeysModel compares the keys with the plainest model of them, over any
-// order of requests and steps of the clock.
+// plainKeys is the plainest form of keys: one map. What is known of a key is
+// forgotten two lifetimes after its answer, or once max later answers came.
+type plainKeys struct {
+	opt     Idempotency
+	max     int
+	known   map[int]plainKey
+	answers int
+	over    int // answers up to this one are forgotten
+	times   []time.Duration
+}
+
+type plainKey struct {
+	payload, answer int
+	at              time.Duration
+	running         bool
+	expired         bool
+	number          int // of its answer, from 1
+}
+
+func (p *plainKeys) find(key int) (plainKey, bool) {
+	m, ok := p.known[key]
+	if !ok || (!m.running && m.number <= p.over) {
+		return plainKey{}, false
+	}
+	return m, true
+}
+
+func (p *plainKeys) begin(key, payload int, now time.Duration) (claim, plainKey, bool) {
+	for p.over = max(p.over, p.answers-p.max); p.over < p.answers && now-p.times[p.over] >= 2*p.opt.Lifetime; {
+		p.over++
+	}
+	m, seen := p.find(key)
+	same := m.payload == payload
+	switch {
+	case !seen:
+	case m.running && (same || !p.opt.CompareFirst):
+		return concurrent, m, seen
+	case m.running:
+		return conflicted, m, seen
+	case m.expired || now-m.at >= p.opt.Lifetime:
+	case !same:
+		return conflicted, m, seen
+	default:
+		return replayed, m, seen
+	}
+	p.known[key] = plainKey{payload: payload, running: true}
+	return claimed, m, seen
+}
+
+func (p *plainKeys) settle(key, answer int, now time.Duration) {
+	m := p.known[key]
+	p.answers++
+	p.times = append(p.times, now)
+	p.known[key] = plainKey{payload: m.payload, answer: answer, at: now, number: p.answers}
+}
+
+func (p *plainKeys) expire(key int, now time.Duration) bool {
+	m, ok := p.find(key)
+	if !ok || m.running || m.expired || now-m.at >= p.opt.Lifetime {
+		return false
+	}
+	m.expired = true
+	p.known[key] = m
+	return true
+}
+
+// TestKeysModel compares the keys, most of which stand in files, with the
+// plainest model of them, over any order of requests and steps of the clock.
 func TestKeysModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		k := newKeys(Idempotency{Lifetime: 24 * time.Hour, Compare: CompareBytes}, 1000)
-		type known struct {
-			payload int
-			at      time.Duration
-			running bool
-		}
-		model := map[int]known{}
+		opt := Idempotency{Lifetime: 24 * time.Hour, Compare: CompareBytes, CompareFirst: rapid.Bool().Draw(t, "compare first")}
+		limit := rapid.SampledFrom([]int{1, 3, 1000}).Draw(t, "limit")
+		k := newKeys(opt, limit, func(err error) { t.Fatal(err) })
+		k.number = tally.New(rapid.IntRange(2, 5).Draw(t, "in memory"))
+		defer func() { require.NoError(t, k.close()) }()
+		p := &plainKeys{opt: opt, max: limit, known: map[int]plainKey{}}
 		now := time.Duration(0)
 		name := func(n int) digest { return digestOf("key", fmt.Sprint(n)) }
 		body := func(n int) digest { return digestOf("body", fmt.Sprint(n)) }
+		anyKey := rapid.IntRange(0, 9)
 		t.Repeat(map[string]func(*rapid.T){
 			"clock": func(t *rapid.T) { now += time.Duration(rapid.IntRange(0, 30).Draw(t, "hours")) * time.Hour },
 			"begin": func(t *rapid.T) {
-				key, payload := rapid.IntRange(0, 3).Draw(t, "key"), rapid.IntRange(0, 1).Draw(t, "payload")
-				m, ok := model[key]
-				want := claimed
-				switch {
-				case !ok:
-				case m.running:
-					want = concurrent
-				case now-m.at >= 24*time.Hour:
-				case m.payload != payload:
-					want = conflicted
-				default:
-					want = replayed
+				key, payload := anyKey.Draw(t, "key"), rapid.IntRange(0, 1).Draw(t, "payload")
+				want, m, seen := p.begin(key, payload, now)
+				got, old, known := k.begin(name(key), body(payload), body(payload), now)
+				require.Equal(t, want, got)
+				require.Equal(t, seen, known)
+				require.Equal(t, m.expired, old.expired)
+				if got != replayed {
+					return
 				}
-				got, _, _ := k.begin(name(key), body(payload), body(payload), now)
-				if got != want {
-					t.Fatalf("key %d: got %d, want %d", key, got, want)
-				}
-				if got == claimed {
-					model[key] = known{payload, now, true}
+				if m.answer >= 0 {
+					require.EqualValues(t, m.answer, old.serial)
+				} else {
+					require.Equal(t, storedAnswer{422, fmt.Append(nil, m.answer)}, old.kept)
 				}
 			},
-			"end": func(t *rapid.T) {
-				key := rapid.IntRange(0, 3).Draw(t, "key")
-				m, ok := model[key]
-				if !ok || !m.running {
+			"settle": func(t *rapid.T) {
+				key, answer := anyKey.Draw(t, "key"), rapid.IntRange(-99, 99).Draw(t, "answer")
+				if m := p.known[key]; !m.running {
 					t.Skip()
 				}
-				if rapid.Bool().Draw(t, "settled") {
-					k.settle(name(key), now, 1, nil)
-					model[key] = known{m.payload, now, false}
+				p.settle(key, answer, now)
+				if answer >= 0 {
+					k.settle(name(key), now, int64(answer), nil)
 				} else {
-					k.release(name(key))
-					delete(model, key)
+					k.settle(name(key), now, -1, &storedAnswer{422, fmt.Append(nil, answer)})
+				}
+			},
+			"release": func(t *rapid.T) {
+				key := anyKey.Draw(t, "key")
+				k.release(name(key))
+				if p.known[key].running {
+					delete(p.known, key)
+				}
+			},
+			"expire": func(t *rapid.T) {
+				key := anyKey.Draw(t, "key")
+				require.Equal(t, p.expire(key, now), k.expire(name(key), now))
+			},
+			"reset": func(t *rapid.T) {
+				if rapid.IntRange(0, 9).Draw(t, "rarely") == 0 {
+					k.reset()
+					*p = plainKeys{opt: opt, max: limit, known: map[int]plainKey{}}
 				}
 			},
 		})
 	})
-}
-
-func TestKeysAreBounded(t *testing.T) {
-	k := newKeys(Idempotency{Lifetime: 24 * time.Hour}, 100)
-	for i := range 1000 {
-		d := digestOf(fmt.Sprint(i))
-		k.begin(d, d, d, time.Duration(i))
-		k.settle(d, time.Duration(i), int64(i), nil)
-	}
-	require.LessOrEqual(t, len(k.known), 102)
-	k.begin(digestOf("new"), digest{}, digest{}, 100*time.Hour)
-	require.Len(t, k.known, 1, "what is long over is forgotten")
 }

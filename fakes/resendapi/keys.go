@@ -4,8 +4,12 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"sync"
 	"time"
+
+	"mailproof/fakes/ledger/spill"
+	"mailproof/fakes/ledger/tally"
 )
 
 // digest is a truncated SHA-256.
@@ -23,14 +27,60 @@ func digestOf(parts ...string) digest {
 // start is the digest's beginning, enough to see a change.
 func (d digest) start() uint64 { return binary.BigEndian.Uint64(d[:]) }
 
+// digestOf's result is spread evenly, so it is a tally's key as it is.
+func (d digest) key() tally.Key { return tally.KeyOfHash(d) }
+
 // record is what is known of one idempotency key.
 type record struct {
 	payload digest        // as it is compared
 	bytes   uint64        // beginning of the digest of the body as sent
 	at      time.Duration // of its answer
-	serial  int64         // the mail, for a plain send; -1 where answers has it
+	serial  int64         // the mail, for a plain send; -1 where the answer was kept
+	answer  span          // the kept answer, else of no length
+	status  uint16        // its status
 	running bool
 	expired bool // by script, before its time
+	// kept is the kept answer, where begin says replayed and serial is -1.
+	kept storedAnswer
+}
+
+// span is where something stands in a log.
+type span struct {
+	off  int64
+	size uint32
+}
+
+// recordBytes is a settled record's size in its table.
+const recordBytes = 56
+
+func (r *record) encode(b *[recordBytes]byte) {
+	copy(b[:16], r.payload[:])
+	binary.LittleEndian.PutUint64(b[16:], r.bytes)
+	binary.LittleEndian.PutUint64(b[24:], uint64(r.at))
+	binary.LittleEndian.PutUint64(b[32:], uint64(r.serial))
+	binary.LittleEndian.PutUint64(b[40:], uint64(r.answer.off))
+	binary.LittleEndian.PutUint32(b[48:], r.answer.size)
+	binary.LittleEndian.PutUint16(b[52:], r.status)
+	b[54] = flag(r.expired)
+}
+
+func decodeRecord(b *[recordBytes]byte) record {
+	return record{
+		payload: digest(b[:16]),
+		bytes:   binary.LittleEndian.Uint64(b[16:]),
+		at:      time.Duration(binary.LittleEndian.Uint64(b[24:])),
+		serial:  int64(binary.LittleEndian.Uint64(b[32:])),
+		answer:  span{int64(binary.LittleEndian.Uint64(b[40:])), binary.LittleEndian.Uint32(b[48:])},
+		status:  binary.LittleEndian.Uint16(b[52:]),
+		expired: b[54] != 0,
+	}
+}
+
+func flag(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 type storedAnswer struct {
@@ -39,25 +89,31 @@ type storedAnswer struct {
 }
 
 // keys holds idempotency keys for their lifetime, then for as long again to
-// recognise a retry that comes too late.
+// recognise a retry that comes too late. In memory stand those in flight; what
+// was settled stands in files, found through a tally.
 type keys struct {
-	opt Idempotency
-	max int
+	opt  Idempotency
+	max  int64
+	fail func(error)
 
-	mu    sync.Mutex
-	known map[digest]record
-	// answers to batches and refusals, by key
-	answers map[digest]storedAnswer
-	queue   []queued // oldest first
+	mu      sync.Mutex
+	running map[digest]record
+	settled *spill.Table // in the order of their answers
+	number  *tally.Tally // of a key's record in settled, from 1; 0 for none
+	answers spill.Log    // to batches and refusals
+	oldest  int64        // records before this one are forgotten
+	// oldestAt is the oldest one's time, read already for the record asked.
+	oldestAt time.Duration
+	asked    int64
 }
 
-type queued struct {
-	key digest
-	at  time.Duration
-}
-
-func newKeys(opt Idempotency, limit int) *keys {
-	return &keys{opt: opt, max: limit, known: map[digest]record{}, answers: map[digest]storedAnswer{}}
+// newKeys remembers at most limit settled keys. fail is told of each file that
+// cannot be read or written.
+func newKeys(opt Idempotency, limit int, fail func(error)) *keys {
+	return &keys{
+		opt: opt, max: int64(limit), fail: fail, running: map[digest]record{},
+		settled: spill.NewTable(recordBytes), number: tally.New(0), asked: -1,
+	}
 }
 
 // claim is the answer to a request's key.
@@ -76,7 +132,7 @@ func (k *keys) begin(key, sent, payload digest, now time.Duration) (c claim, old
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.sweep(now)
-	old, seen = k.known[key]
+	old, _, seen = k.find(key)
 	switch same := old.payload == payload; {
 	case !seen:
 	case old.running && !(k.opt.CompareFirst && !same):
@@ -84,13 +140,39 @@ func (k *keys) begin(key, sent, payload digest, now time.Duration) (c claim, old
 	case old.running:
 		return conflicted, old, seen
 	case k.over(old, now):
+		k.number.Put(key.key(), 0)
 	case !same:
 		return conflicted, old, seen
 	default:
+		if old.serial < 0 {
+			old.kept = k.answer(old)
+		}
 		return replayed, old, seen
 	}
-	k.known[key] = record{bytes: sent.start(), payload: payload, at: now, running: true}
+	k.running[key] = record{bytes: sent.start(), payload: payload, at: now, running: true}
 	return claimed, old, seen
+}
+
+// find returns what is known of the key, and its number if it is settled.
+func (k *keys) find(key digest) (r record, n int64, ok bool) {
+	if r, ok = k.running[key]; ok {
+		return r, 0, true
+	}
+	v, err := k.number.Get(key.key())
+	k.failed(err)
+	n = int64(v) - 1
+	if n < k.oldest {
+		return record{}, 0, false
+	}
+	r, err = k.read(n)
+	k.failed(err)
+	return r, n, err == nil
+}
+
+func (k *keys) read(n int64) (record, error) {
+	var b [recordBytes]byte
+	err := k.settled.Read(b[:], n)
+	return decodeRecord(&b), err
 }
 
 // over reports whether the record's lifetime is over: at exactly 24 hours it
@@ -103,16 +185,22 @@ func (k *keys) over(r record, now time.Duration) bool {
 func (k *keys) settle(key digest, now time.Duration, serial int64, answer *storedAnswer) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	r, ok := k.known[key]
+	r, ok := k.running[key]
 	if !ok {
 		return // forgotten meanwhile
 	}
-	r.running, r.at, r.serial = false, now, serial
+	delete(k.running, key)
+	r.at, r.serial = now, serial
 	if answer != nil {
-		k.answers[key] = *answer
+		off, err := k.answers.Append(answer.body)
+		k.failed(err)
+		r.answer, r.status = span{off, uint32(len(answer.body))}, uint16(answer.status)
 	}
-	k.known[key] = r
-	k.queue = append(k.queue, queued{key, now})
+	var b [recordBytes]byte
+	r.encode(&b)
+	n, err := k.settled.Append(b[:])
+	k.failed(err)
+	k.number.Put(key.key(), uint32(n)+1)
 }
 
 // release gives the key back: nothing was done. What was known of it before
@@ -120,52 +208,68 @@ func (k *keys) settle(key digest, now time.Duration, serial int64, answer *store
 func (k *keys) release(key digest) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if r, ok := k.known[key]; ok && r.running {
-		delete(k.known, key)
-	}
+	delete(k.running, key)
 }
 
-// answer is what a settled key is answered with, unless it is a mail's id.
-func (k *keys) answer(key digest) storedAnswer {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.answers[key]
+// answer is what a settled key was answered with, unless it is a mail's id.
+func (k *keys) answer(r record) storedAnswer {
+	x := storedAnswer{int(r.status), make([]byte, r.answer.size)}
+	k.failed(k.answers.Read(x.body, r.answer.off))
+	return x
 }
 
 // expire ends the key's lifetime now; false when it was not alive.
 func (k *keys) expire(key digest, now time.Duration) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	r, ok := k.known[key]
+	r, n, ok := k.find(key)
 	if !ok || r.running || k.over(r, now) {
 		return false
 	}
 	r.expired = true
-	k.known[key] = r
-	return true
+	var b [recordBytes]byte
+	r.encode(&b)
+	err := k.settled.Write(b[:], n)
+	k.failed(err)
+	return err == nil
 }
 
-// sweep drops the oldest records: those long over, and what exceeds the bound.
+// sweep forgets the oldest records: those long over, and what exceeds the bound.
 func (k *keys) sweep(now time.Duration) {
-	for len(k.queue) > 0 {
-		first := k.queue[0]
-		if now-first.at < 2*k.opt.Lifetime && len(k.queue) <= k.max {
+	k.oldest = max(k.oldest, k.settled.Len()-k.max)
+	for ; k.oldest < k.settled.Len(); k.oldest++ {
+		if k.asked != k.oldest {
+			r, err := k.read(k.oldest)
+			if k.failed(err); err != nil {
+				continue
+			}
+			k.oldestAt, k.asked = r.at, k.oldest
+		}
+		if now-k.oldestAt < 2*k.opt.Lifetime {
 			return
 		}
-		k.queue = k.queue[1:]
-		if r, ok := k.known[first.key]; ok && !r.running && r.at == first.at {
-			delete(k.known, first.key)
-			delete(k.answers, first.key)
-		}
+	}
+}
+
+func (k *keys) failed(err error) {
+	if err != nil {
+		k.fail(err)
 	}
 }
 
 func (k *keys) reset() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	clear(k.known)
-	clear(k.answers)
-	k.queue = nil
+	clear(k.running)
+	k.number.Reset()
+	k.failed(errors.Join(k.settled.Reset(), k.answers.Reset()))
+	k.oldest, k.asked = 0, -1
+}
+
+func (k *keys) close() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return errors.Join(k.number.Err(), k.number.Close(), k.settled.Reset(), k.answers.Reset())
 }
 
 // payload is the digest by which two requests of one key are compared.

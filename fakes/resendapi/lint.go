@@ -1,10 +1,15 @@
 package resendapi
 
 import (
+	"encoding/binary"
+	"errors"
 	"hash/maphash"
 	"strings"
 	"sync"
 	"time"
+
+	"mailproof/fakes/ledger/spill"
+	"mailproof/fakes/ledger/tally"
 )
 
 // The findings: what a client does that a careful one does not.
@@ -28,29 +33,47 @@ const (
 	FindingLate = "key-expired"
 )
 
-// lintKept bounds the mails remembered, lintWindow how long they are.
-const (
-	lintKept   = 1 << 16
-	lintWindow = 24 * time.Hour
-)
+// lintWindow is how long a mail's contents are remembered.
+const lintWindow = 24 * time.Hour
 
-// memory remembers under which key a mail's contents came last.
+// memory remembers under which key a mail's contents came last. The sightings
+// stand in a file, found through a tally.
 type memory struct {
-	seed maphash.Seed
+	seeds [2]maphash.Seed
+	fail  func(error)
 
-	mu    sync.Mutex
-	seen  map[uint64]sighting
-	order []uint64 // a ring once it is full
-	next  int
+	mu        sync.Mutex
+	sightings *spill.Table
+	number    *tally.Tally // of the contents' latest sighting, from 1
 }
 
+// sighting is one mail that came.
 type sighting struct {
 	key digest
 	any bool // with a key
 	at  time.Duration
 }
 
-func newMemory() *memory { return &memory{seed: maphash.MakeSeed(), seen: map[uint64]sighting{}} }
+const sightingBytes = 25
+
+func (s sighting) encode(b *[sightingBytes]byte) {
+	copy(b[:16], s.key[:])
+	binary.LittleEndian.PutUint64(b[16:], uint64(s.at))
+	b[24] = flag(s.any)
+}
+
+func decodeSighting(b *[sightingBytes]byte) sighting {
+	return sighting{digest(b[:16]), b[24] != 0, time.Duration(binary.LittleEndian.Uint64(b[16:]))}
+}
+
+// newMemory remembers nothing yet. fail is told of each file that cannot be
+// read or written.
+func newMemory(fail func(error)) *memory {
+	return &memory{
+		seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, fail: fail,
+		sightings: spill.NewTable(sightingBytes), number: tally.New(0),
+	}
+}
 
 // look says what is to be found about a mail and remembers it.
 func (m *memory) look(x *mail, key string, keyed digest, now time.Duration) []string {
@@ -61,10 +84,7 @@ func (m *memory) look(x *mail, key string, keyed digest, now time.Duration) []st
 			out = append(out, FindingKeyInMail)
 		}
 	}
-	d := m.contents(x)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	last, known := m.seen[d]
+	last, known := m.swap(m.contents(x), sighting{keyed, key != "", now})
 	switch recent := known && now-last.at < lintWindow; {
 	case !recent:
 	case key == "":
@@ -72,26 +92,43 @@ func (m *memory) look(x *mail, key string, keyed digest, now time.Duration) []st
 	case !last.any || last.key != keyed:
 		out = append(out, FindingNewKey)
 	}
-	m.seen[d] = sighting{keyed, key != "", now}
-	if !known {
-		m.remember(d)
-	}
 	return out
 }
 
-func (m *memory) remember(d uint64) {
-	if len(m.order) < lintKept {
-		m.order = append(m.order, d)
-		return
+// swap remembers a sighting and returns the one before it of the same contents.
+func (m *memory) swap(contents tally.Key, s sighting) (last sighting, known bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var b [sightingBytes]byte
+	s.encode(&b)
+	n, err := m.sightings.Append(b[:])
+	m.failed(err)
+	before := m.number.Put(contents, uint32(n)+1)
+	if before == 0 {
+		return sighting{}, false
 	}
-	delete(m.seen, m.order[m.next])
-	m.order[m.next] = d
-	m.next = (m.next + 1) % lintKept
+	err = m.sightings.Read(b[:], int64(before)-1)
+	m.failed(err)
+	return decodeSighting(&b), err == nil
 }
 
-func (m *memory) contents(x *mail) uint64 {
+func (m *memory) failed(err error) {
+	if err != nil {
+		m.fail(err)
+	}
+}
+
+func (m *memory) contents(x *mail) tally.Key {
+	var sum [16]byte
+	for i, seed := range m.seeds {
+		binary.LittleEndian.PutUint64(sum[8*i:], contents(seed, x))
+	}
+	return tally.KeyOfHash(sum)
+}
+
+func contents(seed maphash.Seed, x *mail) uint64 {
 	var h maphash.Hash
-	h.SetSeed(m.seed)
+	h.SetSeed(seed)
 	for _, list := range []addresses{x.To, x.Cc, x.Bcc} {
 		for _, a := range list {
 			_, _ = h.WriteString(a)
@@ -109,6 +146,12 @@ func (m *memory) contents(x *mail) uint64 {
 func (m *memory) reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	clear(m.seen)
-	m.order, m.next = nil, 0
+	m.number.Reset()
+	m.failed(m.sightings.Reset())
+}
+
+func (m *memory) close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return errors.Join(m.number.Err(), m.number.Close(), m.sightings.Reset())
 }

@@ -292,8 +292,7 @@ func (c *call) claim(key, sent, payload digest) bool {
 func (c *call) again(old record) {
 	x := answer{status: http.StatusOK}
 	if old.serial < 0 {
-		kept := c.s.keys.answer(c.scope())
-		x.status, x.body = kept.status, kept.body
+		x.status, x.body = old.kept.status, old.kept.body
 	} else {
 		x.body = c.sentBody(old.serial)
 	}
@@ -418,8 +417,7 @@ func (c *call) keepOne(n int, m *mail, rows []*ledger.Row, discard bool) int64 {
 		// share it. It leads nowhere.
 		e.canceled, contents = true, nil
 	}
-	serial, err := s.mails.put(contents, e)
-	s.diskFailed(err)
+	serial := s.mails.put(contents, e)
 	id := messageID(s.ids.uuid(serial))
 	for _, r := range rows {
 		r.Update(func(a *Attempt) { a.MessageID = id })

@@ -17,8 +17,8 @@
 //     as the key lives, unless a rule expires it; then the rows say so.
 //   - A mail is kept before its answer is written, at most once per request.
 //     Whoever has read an answer finds it in the ledger as written.
-//   - Nothing that a client sends makes the server grow without bound. What
-//     grows with the mails is an entry of some 100 bytes each.
+//   - Nothing that a client sends makes the server grow without bound: keys,
+//     entries and contents of mails stand in temporary files.
 //   - Webhooks are sent to loopback addresses only, unless an option says
 //     otherwise.
 //
@@ -300,15 +300,15 @@ func Start(opt Options) (*Server, error) {
 		holds:   script.NewHolds(),
 		pauses:  script.NewHolds(),
 		ledger:  ledger.New(opt.KeepRows),
-		mails:   newMailStore(opt.KeepMails),
-		keys:    newKeys(opt.Idempotency, opt.MaxKeys),
-		memory:  newMemory(),
 		limits:  newLimits(opt),
 		large:   make(chan struct{}, largeBodies),
 		done:    make(chan struct{}),
 		served:  make(chan error, 2),
 		conns:   map[*conn]struct{}{},
 	}
+	s.mails = newMailStore(opt.KeepMails, s.diskFailed)
+	s.keys = newKeys(opt.Idempotency, opt.MaxKeys, s.diskFailed)
+	s.memory = newMemory(s.diskFailed)
 	s.hooks = newHooks(s)
 	s.engine.OnAdvance = s.hooks.wake
 	if _, err := s.engine.AddAll(opt.Rules); err != nil {
@@ -516,7 +516,7 @@ func (s *Server) Close() error {
 	s.mu.Lock()
 	broken := s.broken
 	s.mu.Unlock()
-	return errors.Join(err, s.mails.close(), s.ledger.Close(), s.ledger.Err(), s.engine.Close(), broken)
+	return errors.Join(err, s.mails.close(), s.keys.close(), s.memory.close(), s.ledger.Close(), s.ledger.Err(), s.engine.Close(), broken)
 }
 
 // begin counts something that Close must wait for; false when it is too late.

@@ -1,12 +1,12 @@
 package resendapi
 
 import (
+	"encoding/binary"
 	"errors"
-	"fmt"
-	"os"
 	"sync"
 	"time"
 
+	"mailproof/fakes/ledger/spill"
 	"mailproof/fakes/script"
 )
 
@@ -22,7 +22,7 @@ const (
 	fateDeferred
 )
 
-// entry is what memory holds of one kept mail; its contents stand on disk.
+// entry is what is known of one kept mail beside its contents.
 type entry struct {
 	off      int64
 	size     int32
@@ -40,30 +40,45 @@ type entry struct {
 // the bound is reached.
 const segmentSize = 32 << 20
 
-// flushSize is how much is collected before it is written.
-const flushSize = 64 << 10
+// entryBytes is an entry's size in its table.
+const entryBytes = 48
 
-// segment is a file of contents.
-type segment struct {
-	file    *os.File
-	flushed int64
-	buf     []byte
+func (e *entry) encode(b *[entryBytes]byte) {
+	binary.LittleEndian.PutUint64(b[:], uint64(e.off))
+	binary.LittleEndian.PutUint32(b[8:], uint32(e.size))
+	binary.LittleEndian.PutUint32(b[12:], uint32(e.segment))
+	binary.LittleEndian.PutUint64(b[16:], uint64(e.at))
+	binary.LittleEndian.PutUint64(b[24:], uint64(e.due))
+	binary.LittleEndian.PutUint64(b[32:], uint64(e.after))
+	b[40], b[41], b[42] = byte(e.fate), e.bounce, flag(e.canceled)
+	binary.LittleEndian.PutUint16(b[44:], e.plan)
 }
 
-func (g *segment) size() int64 { return g.flushed + int64(len(g.buf)) }
+func decodeEntry(b *[entryBytes]byte) entry {
+	return entry{
+		off:      int64(binary.LittleEndian.Uint64(b[:])),
+		size:     int32(binary.LittleEndian.Uint32(b[8:])),
+		segment:  int32(binary.LittleEndian.Uint32(b[12:])),
+		at:       time.Duration(binary.LittleEndian.Uint64(b[16:])),
+		due:      time.Duration(binary.LittleEndian.Uint64(b[24:])),
+		after:    time.Duration(binary.LittleEndian.Uint64(b[32:])),
+		fate:     fate(b[40]),
+		bounce:   b[41],
+		canceled: b[42] != 0,
+		plan:     binary.LittleEndian.Uint16(b[44:]),
+	}
+}
 
-const chunkEntries = 4096
-
-// mailStore keeps mails: contents in temporary files within a bound of bytes,
-// a small entry of each in memory. It never forgets that a mail exists.
+// mailStore keeps mails in temporary files: contents within a bound of bytes,
+// the entry of each for good. It never forgets that a mail exists.
 type mailStore struct {
 	limit int64
+	fail  func(error)
 
 	mu       sync.Mutex
-	chunks   [][]entry
-	n        int64
-	segments []*segment // nil where given back
-	oldest   int        // first that is not nil
+	entries  *spill.Table
+	segments []*spill.Log // of contents; nil where given back
+	oldest   int          // first that is not nil
 	total    int64
 	rows     [1 << 14]rowMail // ledger rows of the latest mails, a ring by row
 }
@@ -72,138 +87,98 @@ type rowMail struct{ row, serial int64 }
 
 var errDropped = errors.New("the contents of this mail were dropped to stay within Options.KeepMails")
 
-func newMailStore(limit int64) *mailStore { return &mailStore{limit: limit} }
+// newMailStore keeps at most about limit bytes of contents. fail is told of
+// each file that cannot be read or written.
+func newMailStore(limit int64, fail func(error)) *mailStore {
+	return &mailStore{limit: limit, fail: fail, entries: spill.NewTable(entryBytes)}
+}
 
-// put keeps a mail and returns its serial number, from 0. The mail is kept
-// even when its contents could not be written.
-func (m *mailStore) put(contents []byte, e entry) (int64, error) {
+// put keeps a mail and returns its serial number, from 0.
+func (m *mailStore) put(contents []byte, e entry) int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	err := m.write(contents, &e)
-	if err != nil {
-		e.size = -1
-	}
-	if m.n%chunkEntries == 0 {
-		m.chunks = append(m.chunks, make([]entry, 0, chunkEntries))
-	}
-	last := len(m.chunks) - 1
-	m.chunks[last] = append(m.chunks[last], e)
-	m.n++
-	return m.n - 1, err
-}
-
-func (m *mailStore) write(b []byte, e *entry) error {
-	if len(m.segments) == 0 || m.segments[len(m.segments)-1].size() >= segmentSize {
-		if err := m.grow(); err != nil {
-			return err
-		}
+	if len(m.segments) == 0 || m.segments[len(m.segments)-1].Len() >= segmentSize {
+		m.grow()
 	}
 	i := len(m.segments) - 1
-	g := m.segments[i]
-	e.segment, e.off, e.size = int32(i), g.size(), int32(len(b))
-	g.buf = append(g.buf, b...)
-	m.total += int64(len(b))
-	if len(g.buf) >= flushSize {
-		return g.flush()
-	}
-	return nil
-}
-
-func (g *segment) flush() error {
-	n, err := g.file.WriteAt(g.buf, g.flushed)
-	g.flushed += int64(n)
-	g.buf = g.buf[:copy(g.buf, g.buf[n:])]
-	if cap(g.buf) > 4*flushSize {
-		g.buf = append([]byte(nil), g.buf...)
-	}
-	if err != nil {
-		return fmt.Errorf("writing the mails' file: %w", err)
-	}
-	return nil
+	off, err := m.segments[i].Append(contents)
+	m.failed(err)
+	e.segment, e.off, e.size = int32(i), off, int32(len(contents))
+	m.total += int64(len(contents))
+	var b [entryBytes]byte
+	e.encode(&b)
+	serial, err := m.entries.Append(b[:])
+	m.failed(err)
+	return serial
 }
 
 // grow begins a segment and gives the oldest back while there is too much.
-func (m *mailStore) grow() error {
+func (m *mailStore) grow() {
 	if len(m.segments) > 0 {
-		if err := m.segments[len(m.segments)-1].flush(); err != nil {
-			return err
-		}
+		m.failed(m.segments[len(m.segments)-1].Seal())
 	}
-	f, err := os.CreateTemp("", "fake-mails-*.json")
-	if err != nil {
-		return fmt.Errorf("making the mails' file: %w", err)
-	}
-	// Unlinked at once where the system allows it, so that nothing is left
-	// after a crash; elsewhere drop removes it.
-	_ = os.Remove(f.Name())
-	m.segments = append(m.segments, &segment{file: f})
+	m.segments = append(m.segments, &spill.Log{})
 	for m.total > m.limit && m.oldest < len(m.segments)-1 {
-		m.total -= m.segments[m.oldest].size()
-		_ = m.segments[m.oldest].drop()
+		m.total -= m.segments[m.oldest].Len()
+		m.failed(m.segments[m.oldest].Reset())
 		m.segments[m.oldest] = nil
 		m.oldest++
 	}
-	return nil
 }
 
-func (g *segment) drop() error {
-	err := g.file.Close()
-	_ = os.Remove(g.file.Name())
-	return err
+func (m *mailStore) failed(err error) {
+	if err != nil {
+		m.fail(err)
+	}
 }
 
 // get returns a mail's entry; ok is false when there is no such mail.
 func (m *mailStore) get(serial int64) (e entry, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := m.at(serial)
-	if p == nil {
-		return e, false
-	}
-	return *p, true
+	return m.at(serial)
 }
 
-func (m *mailStore) at(serial int64) *entry {
-	if serial < 0 || serial >= m.n {
-		return nil
+func (m *mailStore) at(serial int64) (e entry, ok bool) {
+	if serial < 0 || serial >= m.entries.Len() {
+		return entry{}, false
 	}
-	return &m.chunks[serial/chunkEntries][serial%chunkEntries]
+	var b [entryBytes]byte
+	err := m.entries.Read(b[:], serial)
+	m.failed(err)
+	return decodeEntry(&b), err == nil
 }
 
 // change runs f on a mail's entry under the lock.
 func (m *mailStore) change(serial int64, f func(*entry)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if p := m.at(serial); p != nil {
-		f(p)
+	e, ok := m.at(serial)
+	if !ok {
+		return
 	}
+	f(&e)
+	var b [entryBytes]byte
+	e.encode(&b)
+	m.failed(m.entries.Write(b[:], serial))
 }
 
 // contents reads what was kept of a mail.
 func (m *mailStore) contents(serial int64) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := m.at(serial)
-	if p == nil || p.size < 0 || m.segments[p.segment] == nil {
+	e, ok := m.at(serial)
+	if !ok || m.segments[e.segment] == nil {
 		return nil, errDropped
 	}
-	g, b := m.segments[p.segment], make([]byte, p.size)
-	done := 0
-	if p.off < g.flushed {
-		n, err := g.file.ReadAt(b[:min(int64(len(b)), g.flushed-p.off)], p.off)
-		if err != nil {
-			return nil, fmt.Errorf("reading the mails' file: %w", err)
-		}
-		done = n
-	}
-	copy(b[done:], g.buf[max(0, p.off-g.flushed):])
-	return b, nil
+	b := make([]byte, e.size)
+	return b, m.segments[e.segment].Read(b, e.off)
 }
 
 func (m *mailStore) count() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.n
+	return m.entries.Len()
 }
 
 // name remembers which mail a ledger row kept.
@@ -225,21 +200,20 @@ func (m *mailStore) of(row int64) (serial int64, ok bool) {
 }
 
 func (m *mailStore) reset() {
-	_ = m.close()
+	m.failed(m.close())
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.chunks, m.n, m.segments, m.oldest, m.total = nil, 0, nil, 0, 0
+	m.oldest, m.total = 0, 0
 	clear(m.rows[:])
 }
 
 func (m *mailStore) close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var errs []error
-	for i, g := range m.segments {
+	errs := []error{m.entries.Reset()}
+	for _, g := range m.segments {
 		if g != nil {
-			errs = append(errs, g.drop())
-			m.segments[i] = nil
+			errs = append(errs, g.Reset())
 		}
 	}
 	m.segments = nil

@@ -9,6 +9,8 @@ import (
 	"math/bits"
 	"os"
 	"sort"
+
+	"mailproof/fakes/ledger/spill"
 )
 
 type entry struct {
@@ -64,11 +66,7 @@ func (r *run) find(k Key) (uint32, bool, error) {
 	return at(i).value, true, nil
 }
 
-func (r *run) close() error {
-	err := r.file.Close()
-	_ = os.Remove(r.file.Name()) // gone already where open files can be unlinked
-	return err
-}
+func (r *run) close() error { return spill.Close(r.file) }
 
 // writer makes a run of at most n entries, which come in order.
 type writer struct {
@@ -79,13 +77,10 @@ type writer struct {
 }
 
 func newWriter(n int) (*writer, error) {
-	f, err := os.CreateTemp("", "fake-tally-*")
+	f, err := spill.Create("fake-tally-*")
 	if err != nil {
 		return nil, fmt.Errorf("making the counts' file: %w", err)
 	}
-	// Unlinked at once where the system allows it, so that nothing is left
-	// after a crash; elsewhere close removes it.
-	_ = os.Remove(f.Name())
 	r := &run{file: f, filter: newFilter(n), firsts: make([]Key, 0, n/blockEntries+1)}
 	return &writer{r: r, buf: bufio.NewWriterSize(f, 64<<10)}, nil
 }

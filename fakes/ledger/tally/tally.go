@@ -15,7 +15,7 @@
 // key in the files.
 //
 // A Tally is not safe for concurrent use: its owner has a lock. It imports
-// nothing of this module.
+// nothing of this module but package spill.
 package tally
 
 import (
@@ -46,6 +46,11 @@ func KeyOf(parts ...string) Key {
 	}
 	sum := sha256.Sum256(b)
 	return Key{binary.BigEndian.Uint64(sum[:8]), binary.BigEndian.Uint64(sum[8:16])}
+}
+
+// KeyOfHash makes a key of a hash that is evenly spread already.
+func KeyOfHash(sum [16]byte) Key {
+	return Key{binary.BigEndian.Uint64(sum[:8]), binary.BigEndian.Uint64(sum[8:])}
 }
 
 // DefaultRecent is how many keys stand in the map unless [New] is told
