@@ -36,6 +36,7 @@ import (
 	"sync"
 	"time"
 
+	"mailproof/fakes/base"
 	"mailproof/fakes/control"
 	"mailproof/fakes/ledger"
 	"mailproof/fakes/script"
@@ -200,20 +201,20 @@ type Options struct {
 }
 
 func (o *Options) defaults() error {
-	set(&o.Addr, "127.0.0.1:0")
-	set(&o.KeyHeader, "X-Dedupe-Key")
-	set(&o.Idempotency.Lifetime, 24*time.Hour)
-	set(&o.Idempotency.Compare, CompareBytes)
-	set(&o.Idempotency.Scope, ScopeEndpoint)
-	set(&o.WebhookTimeout, 15*time.Second)
-	set(&o.MaxConnections, 4096)
-	set(&o.MaxBody, 64<<20)
-	set(&o.BodyTimeout, 2*time.Minute)
-	set(&o.IdleTimeout, 2*time.Minute)
-	set(&o.HoldTimeout, 10*time.Minute)
-	set(&o.HangTimeout, 10*time.Minute)
-	set(&o.KeepMails, 512<<20)
-	set(&o.MaxKeys, 1<<20)
+	base.Default(&o.Addr, "127.0.0.1:0")
+	base.Default(&o.KeyHeader, "X-Dedupe-Key")
+	base.Default(&o.Idempotency.Lifetime, 24*time.Hour)
+	base.Default(&o.Idempotency.Compare, CompareBytes)
+	base.Default(&o.Idempotency.Scope, ScopeEndpoint)
+	base.Default(&o.WebhookTimeout, 15*time.Second)
+	base.Default(&o.MaxConnections, 4096)
+	base.Default(&o.MaxBody, 64<<20)
+	base.Default(&o.BodyTimeout, 2*time.Minute)
+	base.Default(&o.IdleTimeout, 2*time.Minute)
+	base.Default(&o.HoldTimeout, 10*time.Minute)
+	base.Default(&o.HangTimeout, 10*time.Minute)
+	base.Default(&o.KeepMails, 512<<20)
+	base.Default(&o.MaxKeys, 1<<20)
 	if o.Clock == nil {
 		o.Clock = socket.Monotonic
 	}
@@ -241,17 +242,12 @@ func (o *Options) check() error {
 	return nil
 }
 
-func set[T comparable](p *T, def T) {
-	var zero T
-	if *p == zero {
-		*p = def
-	}
-}
-
 // Server is a running server.
 type Server struct {
 	// URL of the API, without a slash at its end.
 	URL string
+	// What every fake has: rules, holds, ledger, verdicts.
+	*base.Fake
 
 	opt     Options
 	started time.Time
@@ -260,6 +256,7 @@ type Server struct {
 	holds   *script.Holds
 	pauses  *script.Holds // delays: holds that nobody releases
 	ledger  *ledger.Ledger
+	disk    *base.Disk
 	mails   *mailStore
 	keys    *keys
 	memory  *memory
@@ -277,7 +274,6 @@ type Server struct {
 	closing  bool
 	nextConn int64
 	conns    map[*conn]struct{}
-	broken   error
 }
 
 // largeBodies is how many bodies above largeBody bytes are read at once: with
@@ -300,6 +296,7 @@ func Start(opt Options) (*Server, error) {
 		holds:   script.NewHolds(),
 		pauses:  script.NewHolds(),
 		ledger:  ledger.New(opt.KeepRows),
+		disk:    &base.Disk{},
 		limits:  newLimits(opt),
 		large:   make(chan struct{}, largeBodies),
 		done:    make(chan struct{}),
@@ -319,6 +316,7 @@ func Start(opt Options) (*Server, error) {
 		return nil, fmt.Errorf("fake resend: %w", err)
 	}
 	s.gate, s.URL = g, "http://"+g.Addr()
+	s.Fake = base.New(opt.Clock, s.engine, s.holds, s.ledger, g, s.disk)
 	s.serve()
 	if opt.ControlAddr != "" {
 		side, err := control.Serve(opt.ControlAddr, s.Control())
@@ -373,9 +371,6 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
-// Addr is the host and port that clients connect to.
-func (s *Server) Addr() string { return s.gate.Addr() }
-
 // ControlURL of the control API and the page, without a slash at its end.
 func (s *Server) ControlURL() string {
 	if s.control != nil {
@@ -384,107 +379,13 @@ func (s *Server) ControlURL() string {
 	return s.URL + "/_control"
 }
 
-// Seed is the number that all draws come from.
-func (s *Server) Seed() uint64 { return s.engine.Seed() }
-
-// Now is the server's clock, as the ledger's times have it.
-func (s *Server) Now() int64 { return s.opt.Clock() }
-
 // wall is the date on the movable clock.
 func (s *Server) wall() time.Time { return s.started.Add(s.engine.Now()) }
 
-// AddRule adds a rule behind the ones that are there and returns its id. It
-// strikes from the next event on, in requests that run too.
-func (s *Server) AddRule(r Rule) (string, error) { return s.engine.Add(r) }
-
-// RemoveRule takes a rule out; false when there is none of that id. Requests
-// that it holds stay held.
-func (s *Server) RemoveRule(id string) bool { return s.engine.Remove(id) }
-
-// ClearRules takes all rules out. Held requests stay held.
-func (s *Server) ClearRules() { s.engine.Clear() }
-
-// Rules lists the rules and how often each struck.
-func (s *Server) Rules() []RuleState { return s.engine.Rules() }
-
-// Decisions lists the latest decisions (10,000 at least) after the n-th.
-func (s *Server) Decisions(n int64) []Decision { return s.engine.Decisions(n) }
-
-// Advance moves the clock: of keys, quotas, schedules, lifecycles, webhooks and
-// of the rules' time windows. The ledger's times do not move.
-func (s *Server) Advance(d time.Duration) { s.engine.Advance(d) }
-
-// Holds lists the requests that wait, oldest first.
-func (s *Server) Holds() []Hold { return s.holds.List() }
-
-// AwaitHold returns the oldest held request that filter accepts (nil accepts
-// all) as soon as there is one, or ctx's error.
-func (s *Server) AwaitHold(ctx context.Context, filter func(Hold) bool) (Hold, error) {
-	return s.holds.Await(ctx, filter)
-}
-
-// Release lets one held request go on; false when none of that id waits.
-func (s *Server) Release(id int64) bool { return s.holds.Release(id) }
-
-// ReleaseAll lets all held requests go on and returns how many that were.
-func (s *Server) ReleaseAll() int { return s.holds.ReleaseAll() }
-
-// Ledger returns all rows in the order in which their tries began. Those that
-// still run have Seq 0.
-func (s *Server) Ledger() []Attempt {
-	rows, err := s.ledger.Snapshot()
-	s.diskFailed(err)
-	return rows
-}
-
-// LedgerSince returns the finished rows after the one whose Seq is n, in the
-// order in which they finished.
-func (s *Server) LedgerSince(n int64) []Attempt {
-	rows, err := s.ledger.Since(n)
-	s.diskFailed(err)
-	return rows
-}
-
-// Subscribe sends each row as it finishes, from now on, until ctx ends; then
-// the channel is closed. A slow reader slows nobody and misses nothing.
-func (s *Server) Subscribe(ctx context.Context) <-chan Attempt { return s.ledger.Subscribe(ctx) }
-
-// Verdict says what became of one key (or Message-ID, for mails without one).
-func (s *Server) Verdict(key string) Verdict {
-	v, err := s.ledger.Verdict(key)
-	s.diskFailed(err)
-	return v
-}
-
-// Verdicts says it of all keys whose requests were read whole at least once.
-func (s *Server) Verdicts() []Verdict {
-	v, err := s.ledger.Verdicts()
-	s.diskFailed(err)
-	return v
-}
-
-// Totals counts over the whole life of the server.
-func (s *Server) Totals() ledger.Totals { return s.ledger.Totals() }
-
-// Sessions lists the latest connections that are over.
-func (s *Server) Sessions() []ledger.Session { return s.ledger.Sessions() }
-
-// Refuse closes the listening socket: new connections are refused by the
-// kernel. Those that exist go on.
-func (s *Server) Refuse() error { return s.gate.Shut() }
-
-// Listen opens the listening socket again, on the same port.
-func (s *Server) Listen() error { return s.gate.Reopen() }
-
 // diskFailed keeps the first error of a file; Close returns it.
 func (s *Server) diskFailed(err error) {
-	if err == nil || errors.Is(err, errDropped) {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.broken == nil {
-		s.broken = err
+	if !errors.Is(err, errDropped) {
+		s.disk.Failed(err)
 	}
 }
 
@@ -513,10 +414,7 @@ func (s *Server) Close() error {
 	err = errors.Join(err, s.http.Close(), s.control.Close(), <-s.served, <-s.served)
 	s.running.Wait()
 	s.hooks.close()
-	s.mu.Lock()
-	broken := s.broken
-	s.mu.Unlock()
-	return errors.Join(err, s.mails.close(), s.keys.close(), s.memory.close(), s.ledger.Close(), s.ledger.Err(), s.engine.Close(), broken)
+	return errors.Join(err, s.mails.close(), s.keys.close(), s.memory.close(), s.ledger.Close(), s.ledger.Err(), s.engine.Close(), s.disk.Err())
 }
 
 // begin counts something that Close must wait for; false when it is too late.

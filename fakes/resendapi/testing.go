@@ -1,12 +1,9 @@
 package resendapi
 
+import "mailproof/fakes/base"
+
 // TB is the part of *testing.T that [NewServer] needs.
-type TB interface {
-	Helper()
-	Cleanup(func())
-	Errorf(format string, args ...any)
-	Fatalf(format string, args ...any)
-}
+type TB = base.TB
 
 // NewServer starts a server for one test and closes it when the test ends:
 //
@@ -21,14 +18,5 @@ func NewServer(t TB, rules ...Builder) *Server {
 		opt.Rules = append(opt.Rules, b.Rule())
 	}
 	s, err := Start(opt)
-	if err != nil {
-		t.Fatalf("starting the fake: %v", err)
-		return nil
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Errorf("closing the fake: %v", err)
-		}
-	})
-	return s
+	return base.ForTest(t, s, err)
 }

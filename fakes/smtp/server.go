@@ -41,6 +41,7 @@ import (
 
 	gosmtp "github.com/emersion/go-smtp"
 
+	"mailproof/fakes/base"
 	"mailproof/fakes/control"
 	"mailproof/fakes/ledger"
 	"mailproof/fakes/script"
@@ -153,20 +154,20 @@ type Options struct {
 }
 
 func (o *Options) defaults() error {
-	set(&o.Addr, "127.0.0.1:0")
-	set(&o.Domain, "fake.mailproof.test")
-	set(&o.Mode, Plain)
-	set(&o.KeyHeader, "X-Dedupe-Key")
-	set(&o.MaxMessageBytes, 32<<20)
-	set(&o.MaxRecipients, 100)
-	set(&o.MaxConnections, 4096)
-	set(&o.IdleTimeout, 5*time.Minute)
-	set(&o.MailTimeout, 15*time.Minute)
-	set(&o.WriteTimeout, 30*time.Second)
-	set(&o.HoldTimeout, 10*time.Minute)
-	set(&o.HangTimeout, 10*time.Minute)
-	set(&o.KeepBody, 64<<10)
-	set(&o.KeepBodies, 32<<20)
+	base.Default(&o.Addr, "127.0.0.1:0")
+	base.Default(&o.Domain, "fake.mailproof.test")
+	base.Default(&o.Mode, Plain)
+	base.Default(&o.KeyHeader, "X-Dedupe-Key")
+	base.Default(&o.MaxMessageBytes, 32<<20)
+	base.Default(&o.MaxRecipients, 100)
+	base.Default(&o.MaxConnections, 4096)
+	base.Default(&o.IdleTimeout, 5*time.Minute)
+	base.Default(&o.MailTimeout, 15*time.Minute)
+	base.Default(&o.WriteTimeout, 30*time.Second)
+	base.Default(&o.HoldTimeout, 10*time.Minute)
+	base.Default(&o.HangTimeout, 10*time.Minute)
+	base.Default(&o.KeepBody, 64<<10)
+	base.Default(&o.KeepBodies, 32<<20)
 	if o.Clock == nil {
 		o.Clock = socket.Monotonic
 	}
@@ -177,20 +178,17 @@ func (o *Options) defaults() error {
 	return fmt.Errorf("mode %q is not one of %s, %s, %s", o.Mode, Plain, DedupByKey, DedupByMessageID)
 }
 
-func set[T comparable](p *T, def T) {
-	var zero T
-	if *p == zero {
-		*p = def
-	}
-}
-
 // Server is a running server.
 type Server struct {
+	// What every fake has: rules, holds, ledger, verdicts.
+	*base.Fake
+
 	opt    Options
 	engine *script.Engine
 	holds  *script.Holds
 	pauses *script.Holds // delays: holds that nobody releases
 	ledger *ledger.Ledger
+	disk   *base.Disk
 	mails  *mailStore
 	gate   *socket.Gate
 	smtp   *gosmtp.Server
@@ -201,7 +199,6 @@ type Server struct {
 	closing  bool
 	nextConn int64
 	conns    map[*conn]struct{}
-	broken   error
 }
 
 // Start listens and serves until Close.
@@ -219,6 +216,7 @@ func Start(opt Options) (*Server, error) {
 		holds:  script.NewHolds(),
 		pauses: script.NewHolds(),
 		ledger: ledger.New(opt.KeepRows),
+		disk:   &base.Disk{},
 		mails:  mails,
 		served: make(chan error, 1),
 		conns:  map[*conn]struct{}{},
@@ -245,6 +243,7 @@ func (s *Server) listen() error {
 		return err
 	}
 	s.gate = g
+	s.Fake = base.New(s.opt.Clock, s.engine, s.holds, s.ledger, g, s.disk)
 	srv := gosmtp.NewServer(gosmtp.BackendFunc(s.newSession))
 	srv.Domain = s.opt.Domain
 	srv.ErrorLog = log.New(io.Discard, "", 0)
@@ -262,116 +261,10 @@ func (s *Server) listen() error {
 	return nil
 }
 
-// Addr is the host and port that clients connect to.
-func (s *Server) Addr() string { return s.gate.Addr() }
-
-// Seed is the number that all draws come from.
-func (s *Server) Seed() uint64 { return s.engine.Seed() }
-
-// Now is the server's clock, as the ledger's times have it.
-func (s *Server) Now() int64 { return s.opt.Clock() }
-
-// AddRule adds a rule behind the ones that are there and returns its id. It
-// strikes from the next event on, in sessions that run too.
-func (s *Server) AddRule(r Rule) (string, error) { return s.engine.Add(r) }
-
-// RemoveRule takes a rule out; false when there is none of that id. Sessions
-// that it holds stay held.
-func (s *Server) RemoveRule(id string) bool { return s.engine.Remove(id) }
-
-// ClearRules takes all rules out. Held sessions stay held.
-func (s *Server) ClearRules() { s.engine.Clear() }
-
-// Rules lists the rules and how often each struck.
-func (s *Server) Rules() []RuleState { return s.engine.Rules() }
-
-// Decisions lists the latest decisions (10,000 at least) after the n-th.
-func (s *Server) Decisions(n int64) []Decision { return s.engine.Decisions(n) }
-
-// Advance moves the clock of time windows, greylisting and rates.
-func (s *Server) Advance(d time.Duration) { s.engine.Advance(d) }
-
-// Holds lists the sessions that wait, oldest first.
-func (s *Server) Holds() []Hold { return s.holds.List() }
-
-// AwaitHold returns the oldest held session that filter accepts (nil accepts
-// all) as soon as there is one, or ctx's error.
-func (s *Server) AwaitHold(ctx context.Context, filter func(Hold) bool) (Hold, error) {
-	return s.holds.Await(ctx, filter)
-}
-
-// Release lets one held session go on; false when none of that id waits.
-func (s *Server) Release(id int64) bool { return s.holds.Release(id) }
-
-// ReleaseAll lets all held sessions go on and returns how many that were.
-func (s *Server) ReleaseAll() int { return s.holds.ReleaseAll() }
-
-// Ledger returns all rows in the order in which their tries began. Those that
-// still run have Seq 0.
-func (s *Server) Ledger() []Attempt {
-	rows, err := s.ledger.Snapshot()
-	s.diskFailed(err)
-	return rows
-}
-
-// LedgerSince returns the finished rows after the one whose Seq is n, in the
-// order in which they finished.
-func (s *Server) LedgerSince(n int64) []Attempt {
-	rows, err := s.ledger.Since(n)
-	s.diskFailed(err)
-	return rows
-}
-
-// diskFailed keeps the first error of a file; Close returns it. A disk that
-// forgets must not go unnoticed, and a test that reads a ledger should not have
-// to ask each time.
-func (s *Server) diskFailed(err error) {
-	if err == nil {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.broken == nil {
-		s.broken = err
-	}
-}
-
-// Subscribe sends each row as it finishes, from now on, until ctx ends; then
-// the channel is closed. A slow reader slows nobody and misses nothing.
-func (s *Server) Subscribe(ctx context.Context) <-chan Attempt { return s.ledger.Subscribe(ctx) }
-
-// Verdict says what became of one key (or Message-ID, for mails without one).
-func (s *Server) Verdict(key string) Verdict {
-	v, err := s.ledger.Verdict(key)
-	s.diskFailed(err)
-	return v
-}
-
-// Verdicts says it of all keys whose mails were read whole at least once.
-func (s *Server) Verdicts() []Verdict {
-	v, err := s.ledger.Verdicts()
-	s.diskFailed(err)
-	return v
-}
-
-// Totals counts over the whole life of the server.
-func (s *Server) Totals() ledger.Totals { return s.ledger.Totals() }
-
-// Sessions lists the latest sessions that are over, also those that ended
-// before any mail.
-func (s *Server) Sessions() []ledger.Session { return s.ledger.Sessions() }
-
 // Mail returns the kept beginning of the mail of a ledger row, by the row's
 // ID (all of it, from Options.BodyDir, once it has left memory); false when it
 // was never stored or has been dropped to stay in bounds.
 func (s *Server) Mail(id int64) ([]byte, bool) { return s.mails.get(id) }
-
-// Refuse closes the listening socket: new connections are refused by the
-// kernel. Those that exist go on.
-func (s *Server) Refuse() error { return s.gate.Shut() }
-
-// Listen opens the listening socket again, on the same port.
-func (s *Server) Listen() error { return s.gate.Reopen() }
 
 // closeTimeout bounds the wait for sessions at Close; they have nothing left
 // to wait for by then.
@@ -401,7 +294,7 @@ func (s *Server) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	err := s.smtp.Shutdown(ctx)
-	return errors.Join(httpErr, err, s.gate.Close(), <-s.served, s.ledger.Close(), s.ledger.Err(), s.engine.Close(), s.broken)
+	return errors.Join(httpErr, err, s.gate.Close(), <-s.served, s.ledger.Close(), s.ledger.Err(), s.engine.Close(), s.disk.Err())
 }
 
 func (s *Server) enter(c *conn) bool {

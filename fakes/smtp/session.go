@@ -289,7 +289,7 @@ func (s *session) Data(r io.Reader) error {
 		return &gosmtp.SMTPError{Code: 503, EnhancedCode: gosmtp.EnhancedCode{5, 5, 1}, Message: "MAIL first"}
 	}
 	t.spool = s.c.srv.mails.spool()
-	defer func() { s.c.srv.diskFailed(t.spool.close()) }()
+	defer func() { s.c.srv.disk.Failed(t.spool.close()) }()
 	if _, chunked := r.(*io.PipeReader); !chunked { // BDAT runs beside the connection
 		r = &dataBody{s.c, s.c.srv.opt.MaxMessageBytes}
 	}
