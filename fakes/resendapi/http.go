@@ -53,7 +53,7 @@ func (s *Server) Control() http.Handler {
 func (s *Server) facts() map[string]string {
 	i := s.opt.Idempotency
 	f := map[string]string{
-		"address": s.opt.Addr, "keys live": i.Lifetime.String(), "payloads compared by": string(i.Compare),
+		"address": s.opt.Addr, "keys live": short(i.Lifetime), "payloads compared by": string(i.Compare),
 		"keys scoped by": string(i.Scope),
 	}
 	if s.gate != nil {
@@ -71,6 +71,18 @@ func (s *Server) facts() map[string]string {
 		f["rate limit"] = strconv.Itoa(s.opt.RateLimit) + "/s"
 	}
 	return f
+}
+
+// short writes 24h0m0s as 24h.
+func short(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
 }
 
 func (s *Server) forget() {
