@@ -25,7 +25,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/time/rate"
 
 	"mailproof/system/amqp"
 	"mailproof/system/contract"
@@ -348,7 +347,7 @@ func (s *service) addLanes() error {
 	}
 	var bucket worker.Limiter
 	if s.cfg.MarketingRate > 0 {
-		bucket = rate.NewLimiter(rate.Limit(s.cfg.MarketingRate), max(1, s.cfg.MarketingConsumers))
+		bucket = worker.NewBucket(s.cfg.MarketingRate, max(1, s.cfg.MarketingConsumers))
 	}
 	return s.addLane(contract.Marketing, s.cfg.MarketingConsumers, s.cfg.MarketingPrefetch, bucket)
 }

@@ -54,6 +54,7 @@ type world struct {
 	messages []amqp.Message
 	alerts   []alerts.Alert
 	row      delivery.Row // what Get answers
+	limit    Limiter
 }
 
 var errDied = errors.New("the process has died")
@@ -240,7 +241,7 @@ func (w *world) worker() *Worker {
 		Type: contract.TicketConfirmation, Tiers: tiers, SendDeadline: 30 * time.Second, From: "shop@example.test",
 		Store: w, Sender: w, Render: func(delivery.Row) ([]byte, error) { return []byte("mail"), nil }, Ring: ring, Alerts: w,
 		Dead:  dlq.Finisher{Store: w, Ring: ring, Alerts: w, Retry: retry, Count: m},
-		Retry: retry, Metrics: m, Log: log, Pause: quick, Now: func() time.Time { return w.now },
+		Retry: retry, Metrics: m, Log: log, Pause: quick, Limit: w.limit, Now: func() time.Time { return w.now },
 	})
 }
 
