@@ -273,6 +273,9 @@ func (in *intake) refuseStopped(ctx context.Context) error {
 
 // accept carries one batch: insert → publish → stamp.
 func (in *intake) accept(ctx context.Context, batch []Line) error {
+	if ctx.Err() != nil {
+		return ctx.Err() // another batch failed
+	}
 	if err := in.refuseStopped(ctx); err != nil {
 		return err
 	}
