@@ -17,7 +17,7 @@ TESTFLAGS ?= -p 2 -timeout 20m
 
 CHAOS_ARGS := $(foreach s,$(SCENARIO),--scenario $(s)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-.PHONY: help deps build test lint fmt chaos bench bench-quick mutants plans growth clients sdks clean
+.PHONY: help deps build test lint fmt chaos gate bench bench-quick mutants plans growth clients sdks clean
 
 help: ## show this text
 	@echo "mailproof: proves from evidence that no mail is lost and none is delivered twice"
@@ -42,6 +42,10 @@ test: build ## run unit and integration tests on the real parts
 	@$(BIN)/mailproof setup
 	@$(if $(RACE),,echo "no C compiler here: the tests run without the race detector";) true
 	$(GO) tool gotestsum --format pkgname -- $(RACE) $(TESTFLAGS) $(PKGS)
+
+gate: build ## decide on the acceptance criteria AC1 to AC8, one line each
+	@$(BIN)/mailproof setup
+	@$(BIN)/mailproof gate $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: ## gofumpt, go vet, staticcheck, and what the repository must not hold
 	@GO="$(GO)" bash scripts/lint.sh

@@ -9,6 +9,7 @@
 //	foreign-duplicate    foreign.go    each record arrives again from another producer, varied by the caller
 //	pause-while-held     pauseheld.go  SIGSTOP of a process while its 354 is withheld, until another has delivered its mail
 //	refuse-rcpt          refuse.go     every recipient is refused for now (451 at RCPT)
+//	refusals             refusals.go   each kind of recipient is answered in its own way, for good (5yz) or for now (4yz)
 //
 // A fault without a witness proves nothing: the run that relied on it is
 // invalid, not green.

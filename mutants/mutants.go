@@ -10,11 +10,13 @@
 //	Trap: TRAP-M6-1
 //	Scenario: t6.2/resend
 //	Invariant: nothing-lost
+//	Criterion: AC3
 //	Env: NOTIFYD_SWEEPER=off
 //
 // Env removes the net that would mask the defect (design: mutants run with the
 // net beneath them removed); where the net is code, the patch takes it out too.
-// Trap names the requirement. The work tree is never touched: the patched files
+// Trap names the requirement. Criterion, where there is one, is the acceptance
+// criterion whose line in "mailproof gate" must be red. The work tree is never touched: the patched files
 // go to the build through "go build -overlay".
 package mutants
 
@@ -40,6 +42,7 @@ type Mutant struct {
 	Trap      string // id in the requirements
 	Scenario  string // scenario/policy that must turn red
 	Invariant string // checker that must find it
+	Criterion string // acceptance criterion that must be red, "" if none is about it
 	Env       map[string]string
 	patch     []byte
 }
@@ -89,6 +92,8 @@ func parse(name string, body []byte) (Mutant, error) {
 			m.Scenario = value
 		case "Invariant":
 			m.Invariant = value
+		case "Criterion":
+			m.Criterion = value
 		case "Env":
 			key, val, ok := strings.Cut(value, "=")
 			if !ok {

@@ -90,6 +90,9 @@ func (x *cellRun) open(ctx context.Context) error {
 		if x.plan, err = drawPlan(x.runner.Seed, x.scenario.Name, x.scenario.Load); err != nil {
 			return err
 		}
+		if adjust := x.scenario.Adjust; adjust != nil {
+			adjust(&x.plan, rng(x.runner.Seed, x.scenario.Name, "adjust"))
+		}
 	}
 	journal, err := history.Create(filepath.Join(x.dir, history.FileName))
 	if err != nil {

@@ -187,9 +187,6 @@ func (r *Runner) cell(ctx context.Context, s Scenario, c Cell) reports.Scenario 
 		runner: r, scenario: s, cell: c, clock: r.Clock,
 		dir: filepath.Join(r.Dir, cellFolder(s, c)),
 	}
-	if s.Adjust != nil {
-		s.Adjust(&x.plan, rng(r.Seed, s.Name, "adjust"))
-	}
 	result := x.run(ctx)
 	result.Name, result.Title, result.Policy = s.Name, s.Title, c.Policy
 	if result.Guarantee == "" {

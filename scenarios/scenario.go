@@ -168,16 +168,19 @@ func All(d Draw) []Scenario {
 		smtpDown(d),
 		wokenWorker(),
 		cancels(),
+		permanentErrors(),
 		dlqReplay(),
 	}
 }
 
 // Select returns the scenarios, or cells of them ("t6.2/hold"), that names asks
-// for, in the order of All; no names means all.
+// for, in the order of All; no names means all. The name of an acceptance
+// criterion ("ac5") stands for the cells that decide it.
 func Select(all []Scenario, names []string) ([]Scenario, error) {
 	if len(names) == 0 {
 		return all, nil
 	}
+	names = withoutAliases(names)
 	wanted := map[string][]string{} // scenario → policies, empty: every one
 	for _, n := range names {
 		name, policy, narrowed := strings.Cut(n, "/")
@@ -208,6 +211,18 @@ func Select(all []Scenario, names []string) ([]Scenario, error) {
 		chosen = append(chosen, s)
 	}
 	return chosen, nil
+}
+
+func withoutAliases(names []string) []string {
+	var plain []string
+	for _, n := range names {
+		if from, ok := Alias(n); ok {
+			plain = append(plain, from...)
+			continue
+		}
+		plain = append(plain, n)
+	}
+	return plain
 }
 
 func list(all []Scenario) []string {

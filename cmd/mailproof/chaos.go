@@ -46,6 +46,7 @@ report is runs/latest/index.html.`,
 		Example: `  mailproof chaos                               every scenario
   mailproof chaos --scenario t6.2               one of them, under each of its policies
   mailproof chaos --scenario t6.2/hold --seed 7 one cell, the same workload and faults again
+  mailproof chaos --scenario ac5                the cells that decide on an acceptance criterion
   mailproof chaos --list                        what there is
 
 The harness's tests of itself, each of which must come out invalid:
@@ -59,11 +60,13 @@ The harness's tests of itself, each of which must come out invalid:
 			if !cmd.Flags().Changed("seed") {
 				f.seed = uint64(rand.Uint32())
 			}
+			// ac4 and ac8 are about the delays of the specification.
+			f.realDelays = f.realDelays || scenarios.AsksForRealDelays(f.scenarios)
 			return chaos(cmd.Context(), binary, f, cmd.OutOrStdout())
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVarP(&f.scenarios, "scenario", "s", nil, "scenario (t6.2) or one cell of it (t6.2/hold); may be given several times")
+	flags.StringArrayVarP(&f.scenarios, "scenario", "s", nil, "scenario (t6.2), one cell of it (t6.2/hold), or the cells of a criterion (ac3); may be given several times")
 	flags.Uint64Var(&f.seed, "seed", 0, "rebuild workload and faults of an earlier run (default: a new one)")
 	flags.BoolVar(&f.list, "list", false, "list the scenarios and stop")
 	flags.BoolVar(&f.realDelays, "real-delays", false, "t6.3 with the specification's delays of 10s, 1m and 5m")
@@ -251,6 +254,11 @@ func listScenarios(out io.Writer, all []scenarios.Scenario) error {
 		}
 		if _, err := fmt.Fprintf(out, "%s: %s\n       policies: %s\n       shows: %s\n", s.Name, s.Title,
 			strings.Join(cells, ", "), strings.Join(slices.Clone(s.Proves), ", ")); err != nil {
+			return err
+		}
+	}
+	for _, c := range scenarios.Criteria() {
+		if _, err := fmt.Fprintf(out, "%s: %s\n       cells: %s\n", strings.ToLower(c.ID), c.Text, strings.Join(c.From, ", ")); err != nil {
 			return err
 		}
 	}

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -15,7 +17,8 @@ func checkCommand() *cobra.Command {
 		Use:   "check RUN",
 		Short: "Judge a finished run again from its saved evidence",
 		Long: `Reads the evidence in a run's folder, judges it anew, and writes the reports
-again. It starts nothing and asks nothing of a running system.`,
+again; those of a gate too, when the run was one. It starts nothing and asks
+nothing of a running system.`,
 		Example: "  mailproof check runs/latest",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -26,6 +29,9 @@ again. It starts nothing and asks nothing of a running system.`,
 			if err := reports.Write(args[0], sum); err != nil {
 				return err
 			}
+			if g, ok, err := scenarios.JudgeGateAgain(args[0], sum); ok || err != nil {
+				return errors.Join(err, recheckGate(cmd.OutOrStdout(), args[0], g, ok))
+			}
 			closing(cmd.OutOrStdout(), args[0], sum)
 			if sum.Verdict == verify.Pass || sum.Verdict == verify.SkippedRun {
 				return nil
@@ -34,4 +40,15 @@ again. It starts nothing and asks nothing of a running system.`,
 			return verdictError{sum.Verdict}
 		},
 	}
+}
+
+// recheckGate writes a gate's reports again and says what was decided.
+func recheckGate(out io.Writer, dir string, g reports.Gate, ok bool) error {
+	if !ok {
+		return nil
+	}
+	if err := reports.WriteGate(dir, g); err != nil {
+		return err
+	}
+	return decision(out, dir, g)
 }

@@ -11,6 +11,7 @@ import (
 
 	"mailproof/mutants"
 	"mailproof/reports"
+	"mailproof/scenarios"
 	"mailproof/verify"
 )
 
@@ -27,6 +28,7 @@ type killing struct {
 	verdict verify.Verdict // Pass: caught as it must be
 	found   []string       // invariants that failed
 	first   verify.Finding // by the named invariant, if it failed
+	line    string         // of the gate, for the criterion that the defect names
 	err     error          // why there was no run
 	seconds float64
 }
@@ -35,6 +37,7 @@ type killing struct {
 const (
 	caught          = "caught"
 	caughtByAnother = "caught by another"
+	gateGreen       = "criterion not red"
 	survived        = "SURVIVED"
 	notPlanted      = "not planted"
 )
@@ -47,7 +50,13 @@ func judgeMutant(m mutants.Mutant, sum reports.Summary, err error) killing {
 		return k
 	}
 	k.first, k.found = findings(sum, m.Invariant)
+	gate := verify.Fail
+	if m.Criterion != "" {
+		k.line, gate = criterionOf(m.Criterion, sum)
+	}
 	switch {
+	case sum.Verdict == verify.Fail && k.first.Invariant == m.Invariant && gate != verify.Fail:
+		k.result, k.verdict = gateGreen, verify.Fail
 	case sum.Verdict == verify.Fail && k.first.Invariant == m.Invariant:
 		k.result, k.verdict = caught, verify.Pass
 	case sum.Verdict == verify.Fail:
@@ -59,6 +68,17 @@ func judgeMutant(m mutants.Mutant, sum reports.Summary, err error) killing {
 		k.result, k.verdict = "run is "+string(sum.Verdict), sum.Verdict
 	}
 	return k
+}
+
+// criterionOf is the gate's line on one criterion, from the cells of this run
+// alone: a failure in one of its cells is enough for it to be red.
+func criterionOf(id string, sum reports.Summary) (line string, v verify.Verdict) {
+	criteria, err := scenarios.ChooseCriteria(scenarios.Criteria(), []string{id})
+	if err != nil {
+		return err.Error(), verify.HarnessError
+	}
+	g := scenarios.JudgeGate(sum, criteria, func(...string) string { return "" })
+	return reports.GateLine(g.Criteria[0]), g.Verdict
 }
 
 // told is the finding in one line, or what there is instead.
@@ -122,6 +142,9 @@ func (x killMatrix) text() string {
 	b.WriteString(t.Render() + "\n")
 	for _, k := range x {
 		b.WriteString(indent(k.mutant.Name, k.told()))
+		if k.line != "" {
+			b.WriteString(indent("", "gate: "+k.line))
+		}
 		if others := k.others(); others != "" {
 			b.WriteString(indent("", "also: "+others))
 		}
@@ -155,6 +178,9 @@ func (x killMatrix) markdown(seed uint64) string {
 	fmt.Fprintf(&b, "# Planted defects, seed %d\n\n%s.\n\n%s\n\n## What was found\n\n", seed, x.conclusion(), t.RenderMarkdown())
 	for _, k := range x {
 		fmt.Fprintf(&b, "- **%s**: %s\n", k.mutant.Name, strings.ReplaceAll(k.told(), "\n", "\n  "))
+		if k.line != "" {
+			fmt.Fprintf(&b, "  - gate: %s\n", k.line)
+		}
 		if others := k.others(); others != "" {
 			fmt.Fprintf(&b, "  - also failed: %s\n", others)
 		}

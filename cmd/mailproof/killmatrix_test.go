@@ -86,3 +86,23 @@ func TestAMutantIsRunAgainByItsName(t *testing.T) {
 	f := chaosFlags{scenarios: []string{"t6.2/resend"}, overlay: "gone.json", seed: 7, command: "mailproof mutants auto-ack --seed 7"}
 	require.Equal(t, "mailproof mutants auto-ack --seed 7", f.again("mailproof", "t6.2/resend"))
 }
+
+// A defect that its invariant finds must also turn the gate's line red.
+func TestADefectMustTurnItsCriterionRed(t *testing.T) {
+	t.Parallel()
+	m := mutants.Mutant{Name: "requeue-on-error", Scenario: "t6.3/resend", Invariant: "no-hot-loop", Criterion: "AC8"}
+	run := func(invariant string) reports.Summary {
+		sum := failedBy(invariant)
+		sum.Scenarios[0].Name, sum.Scenarios[0].Policy, sum.Scenarios[0].Verdict = "t6.3", "resend", verify.Fail
+		return sum
+	}
+	k := judgeMutant(m, run("no-hot-loop"), nil)
+	require.Equal(t, caught, k.result)
+	require.Contains(t, k.line, "AC8 fail")
+	require.Contains(t, killMatrix{k}.text(), "gate: AC8 fail")
+
+	m.Criterion, m.Invariant = "AC8", "exact-tries" // which speaks for AC4 alone
+	k = judgeMutant(m, run("exact-tries"), nil)
+	require.Equal(t, gateGreen, k.result)
+	require.Equal(t, verify.Fail, k.verdict)
+}

@@ -1,0 +1,332 @@
+package reports
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"mailproof/infra"
+	"mailproof/verify"
+)
+
+// GateFile is the gate's result in a run's folder.
+const GateFile = "gate.json"
+
+// Gate is gate.json: the decision on the acceptance criteria.
+type Gate struct {
+	Verdict  verify.Verdict `json:"verdict"`
+	Seed     uint64         `json:"seed"`
+	Seconds  float64        `json:"seconds"`
+	Versions infra.Versions `json:"versions"`
+	RunID    string         `json:"run_id"`
+	Command  string         `json:"command"` // runs it again
+	// Short says that the retry delays were shortened: criteria about the real
+	// ones were not decided.
+	Short bool `json:"short"`
+	// Only lists the criteria that were asked for; empty means all.
+	Only     []string    `json:"only,omitempty"`
+	Criteria []Criterion `json:"criteria"`
+}
+
+// Criterion is one acceptance criterion and what decided on it.
+type Criterion struct {
+	ID      string         `json:"id"`   // AC1
+	Text    string         `json:"text"` // what must hold
+	Verdict verify.Verdict `json:"verdict"`
+	// Figure is what was measured, one line.
+	Figure string `json:"figure"`
+	// Reason says why it is not a pass; empty for one.
+	Reason string `json:"reason,omitempty"`
+	// Cells that decide it, and the files below the run's folder that hold the
+	// evidence.
+	Cells    []string         `json:"cells"`
+	Evidence []string         `json:"evidence"`
+	Findings []verify.Finding `json:"findings"`
+	Seconds  float64          `json:"seconds"` // of its cells
+	Command  string           `json:"command"` // runs this one again
+}
+
+// Green reports that a criterion does not stop a release.
+func (c Criterion) Green() bool { return c.Verdict == verify.Pass || c.Verdict == verify.SkippedRun }
+
+// Red lists the criteria that are neither passed nor skipped.
+func (g Gate) Red() []Criterion {
+	var red []Criterion
+	for _, c := range g.Criteria {
+		if !c.Green() {
+			red = append(red, c)
+		}
+	}
+	return red
+}
+
+// Passed counts the criteria that passed.
+func (g Gate) Passed() int {
+	n := 0
+	for _, c := range g.Criteria {
+		if c.Verdict == verify.Pass {
+			n++
+		}
+	}
+	return n
+}
+
+// ShortNote is said by every output of a run with shortened delays.
+const ShortNote = "Shortened retry delays: AC4 and AC8 ask for 10 s, 1 min and 5 min and are not decided by this run."
+
+// WriteGate puts gate.json, gate.md and gate-junit.xml into the run's folder,
+// each whole or not at all. What $GITHUB_STEP_SUMMARY names receives gate.md
+// too: it is the page of a CI job.
+func WriteGate(dir string, g Gate) error {
+	files := []struct {
+		name string
+		make func(Gate) ([]byte, error)
+	}{
+		{GateFile, gateJSON},
+		{"gate.md", gateMarkdown},
+		{"gate-junit.xml", gateJUnit},
+	}
+	for _, f := range files {
+		body, err := f.make(g)
+		if err != nil {
+			return fmt.Errorf("gate report %s: %w", f.name, err)
+		}
+		if err := replaceFile(filepath.Join(dir, f.name), body); err != nil {
+			return fmt.Errorf("gate report %s: %w", f.name, err)
+		}
+	}
+	return nil
+}
+
+// AppendJobSummary adds the gate's Markdown to the page of a GitHub job; it does
+// nothing where there is none.
+func AppendJobSummary(g Gate) error {
+	path := os.Getenv("GITHUB_STEP_SUMMARY")
+	if path == "" {
+		return nil
+	}
+	body, err := gateMarkdown(g)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("the job's summary: %w", err)
+	}
+	if _, err := f.Write(append(body, '\n')); err != nil {
+		return fmt.Errorf("the job's summary: %w", errorsJoinClose(err, f))
+	}
+	return f.Close()
+}
+
+func errorsJoinClose(err error, f io.Closer) error {
+	_ = f.Close() // the write's error is the one to tell
+	return err
+}
+
+// ReadGate reads a run's gate.json. The error is os.ErrNotExist for a run that
+// was no gate.
+func ReadGate(dir string) (Gate, error) {
+	var g Gate
+	path := filepath.Join(dir, GateFile)
+	body, err := os.ReadFile(path)
+	if err != nil {
+		return g, fmt.Errorf("reading the gate: %w", err)
+	}
+	if err := json.Unmarshal(body, &g); err != nil {
+		return g, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return g, nil
+}
+
+// GateLines writes one line per criterion: verdict, figure, and where the
+// evidence lies, below dir.
+func GateLines(w io.Writer, dir string, g Gate, colours bool) {
+	if g.Short {
+		fmt.Fprintln(w, ShortNote)
+	}
+	for _, c := range g.Criteria {
+		// Padded before it is painted: colours have no width.
+		verdict := strings.Replace(fmt.Sprintf("%-7s", c.Verdict), string(c.Verdict), paint(c.Verdict, colours), 1)
+		fmt.Fprintf(w, "%s %s  %s\n", c.ID, verdict, c.line(dir))
+	}
+}
+
+// GateLine is a criterion's line without its evidence.
+func GateLine(c Criterion) string { return fmt.Sprintf("%s %s  %s", c.ID, c.Verdict, c.said()) }
+
+// said is reason and figure in one line.
+func (c Criterion) said() string {
+	var words []string
+	for _, s := range []string{c.Reason, c.Figure} {
+		if s != "" {
+			words = append(words, oneLine(s))
+		}
+	}
+	return strings.Join(words, "; ")
+}
+
+// line is figure, reason and evidence in one line.
+func (c Criterion) line(dir string) string {
+	said := c.said()
+	if len(c.Evidence) == 0 {
+		return said + "  (no evidence)"
+	}
+	return said + "  " + filepath.Join(dir, c.Evidence[0]) + more(len(c.Evidence)-1)
+}
+
+func more(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (+%d)", n)
+}
+
+func gateJSON(g Gate) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	list := make([]Criterion, len(g.Criteria))
+	for i, c := range g.Criteria {
+		// A reader of the JSON should not have to tell null from an empty list.
+		c.Cells = append([]string{}, c.Cells...)
+		c.Evidence = append([]string{}, c.Evidence...)
+		c.Findings = append([]verify.Finding{}, c.Findings...)
+		list[i] = c
+	}
+	g.Criteria = list
+	err := enc.Encode(g)
+	return b.Bytes(), err
+}
+
+func gateMarkdown(g Gate) ([]byte, error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "## Acceptance gate: %s\n\n", g.Verdict)
+	fmt.Fprintf(&b, "%d of %d criteria passed. Seed %d, %s; %s, RabbitMQ %s, Kafka %s (%s).\n\n", g.Passed(), len(g.Criteria), g.Seed,
+		time.Duration(g.Seconds*float64(time.Second)).Round(time.Second), postgresName(g.Versions.Postgres),
+		g.Versions.RabbitMQ, g.Versions.Kafka, g.Versions.KafkaKind)
+	if g.Short {
+		fmt.Fprintf(&b, "> **Note.** %s\n\n", ShortNote)
+	}
+	if len(g.Only) > 0 {
+		fmt.Fprintf(&b, "> **Note.** Only %s; the other criteria were not asked for.\n\n", strings.Join(g.Only, ", "))
+	}
+	b.WriteString("| | criterion | verdict | figure | evidence |\n|---|---|---|---|---|\n")
+	for _, c := range g.Criteria {
+		fmt.Fprintf(&b, "| %s | %s | **%s** | %s | %s |\n", c.ID, cell(c.Text), c.Verdict, cell(c.said()), cell(code(c.Evidence)))
+	}
+	for _, c := range g.Red() {
+		fmt.Fprintf(&b, "\n### %s %s\n\n%s\n\n", c.ID, c.Verdict, oneLine(c.Reason))
+		for _, f := range firstFindings(c.Findings) {
+			fmt.Fprintf(&b, "- **%s** %s %s: %s\n", f.Verdict, f.Invariant, f.Key, oneLine(f.Text))
+		}
+		fmt.Fprintf(&b, "\nRun it again: `%s`\n", c.Command)
+	}
+	fmt.Fprintf(&b, "\nThe same gate again: `%s`\n", g.Command)
+	return []byte(b.String()), nil
+}
+
+// code writes names as code, a dash for none.
+func code(names []string) string {
+	if len(names) == 0 {
+		return "–"
+	}
+	return "`" + strings.Join(names, "` `") + "`"
+}
+
+// cell makes a text fit for a cell of a Markdown table.
+func cell(s string) string {
+	return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s)
+}
+
+type gateSuites struct {
+	XMLName  xml.Name  `xml:"testsuites"`
+	Name     string    `xml:"name,attr"`
+	Tests    int       `xml:"tests,attr"`
+	Failures int       `xml:"failures,attr"`
+	Errors   int       `xml:"errors,attr"`
+	Skipped  int       `xml:"skipped,attr"`
+	Time     string    `xml:"time,attr"`
+	Suite    gateSuite `xml:"testsuite"`
+}
+
+type gateSuite struct {
+	Name       string          `xml:"name,attr"`
+	Tests      int             `xml:"tests,attr"`
+	Failures   int             `xml:"failures,attr"`
+	Errors     int             `xml:"errors,attr"`
+	Skipped    int             `xml:"skipped,attr"`
+	Time       string          `xml:"time,attr"`
+	Properties *gateProperties `xml:"properties,omitempty"`
+	Cases      []gateCase      `xml:"testcase"`
+}
+
+type gateProperties struct {
+	List []gateProperty `xml:"property"`
+}
+
+type gateProperty struct {
+	Name  string `xml:"name,attr"`
+	Value string `xml:"value,attr"`
+}
+
+type gateCase struct {
+	junitCase
+	Out string `xml:"system-out"`
+}
+
+// gateJUnit has one case per criterion. As in the cells' report only fail is a
+// failure; invalid, unknown and harness-error are errors.
+func gateJUnit(g Gate) ([]byte, error) {
+	suite := gateSuite{Name: "acceptance", Time: fmt.Sprintf("%.3f", g.Seconds), Properties: &gateProperties{List: []gateProperty{
+		{"seed", fmt.Sprint(g.Seed)}, {"command", printable(g.Command)}, {"short", fmt.Sprint(g.Short)},
+	}}}
+	for _, c := range g.Criteria {
+		suite.add(c)
+	}
+	all := gateSuites{
+		Name: "mailproof gate", Tests: suite.Tests, Failures: suite.Failures, Errors: suite.Errors, Skipped: suite.Skipped,
+		Time: suite.Time, Suite: suite,
+	}
+	body, err := xml.MarshalIndent(all, "", "  ")
+	return append([]byte(xml.Header), append(body, '\n')...), err
+}
+
+func (s *gateSuite) add(c Criterion) {
+	one := gateCase{junitCase: junitCase{Name: c.ID + ": " + printable(c.Text), Class: "mailproof.gate", Time: fmt.Sprintf("%.3f", c.Seconds)}}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s\n", c.ID, c.Verdict)
+	if c.Figure != "" {
+		fmt.Fprintf(&b, "%s\n", c.Figure)
+	}
+	fmt.Fprintf(&b, "cells: %s\nevidence: %s\n", strings.Join(c.Cells, ", "), strings.Join(c.Evidence, ", "))
+	one.Out = printable(b.String())
+	detail := &junitFault{Message: printable(fmt.Sprintf("%s: %s", c.Verdict, oneLine(c.Reason)))}
+	var found strings.Builder
+	for _, f := range firstFindings(c.Findings) {
+		fmt.Fprintf(&found, "%s %s %s: %s\n", f.Verdict, f.Invariant, f.Key, f.Text)
+	}
+	fmt.Fprintf(&found, "run it again: %s\n", c.Command)
+	detail.Text = printable(found.String())
+	switch c.Verdict {
+	case verify.Pass:
+	case verify.SkippedRun:
+		one.Skipped = detail
+		s.Skipped++
+	case verify.Fail:
+		one.Failure = detail
+		s.Failures++
+	default:
+		one.Error = detail
+		s.Errors++
+	}
+	s.Tests++
+	s.Cases = append(s.Cases, one)
+}
