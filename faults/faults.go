@@ -10,6 +10,7 @@
 //	pause-while-held     pauseheld.go  SIGSTOP of a process while its 354 is withheld, until another has delivered its mail
 //	refuse-rcpt          refuse.go     every recipient is refused for now (451 at RCPT)
 //	refusals             refusals.go   each kind of recipient is answered in its own way, for good (5yz) or for now (4yz)
+//	(named by its acts)  inturn.go     blows to parts, one after the other, each healed before the next
 //
 // A fault without a witness proves nothing: the run that relied on it is
 // invalid, not green.
@@ -57,6 +58,10 @@ type Campaign interface {
 
 // Targeted is a fault that names what it strikes, for the report.
 type Targeted interface{ Target() string }
+
+// Spanned is a fault that knows better than its Inject and Heal when it struck
+// and when that was over: monotonic nanoseconds, zero for what has not come.
+type Spanned interface{ Span() (from, to int64) }
 
 // Witness is evidence that a fault struck.
 type Witness struct {
@@ -167,7 +172,15 @@ func (r *Run) Witness(ctx context.Context) error {
 }
 
 // Record is the fault as it goes into the history.
-func (r *Run) Record() history.Fault { return r.record }
+func (r *Run) Record() history.Fault {
+	record := r.record
+	if s, ok := r.fault.(Spanned); ok && r.begun {
+		if from, to := s.Span(); from > 0 {
+			record.Start, record.End = from, max(from, to)
+		}
+	}
+	return record
+}
 
 // Unplug returns f with an Inject and a Heal that do nothing. It is the
 // harness's test of itself: a run that relies on f must become invalid.

@@ -181,9 +181,11 @@ type Fault struct {
 
 // Process is a change in the life of one process of the system under test.
 type Process struct {
-	Name   string `json:"name"` // notifyd-1
-	PID    int    `json:"pid"`
-	Event  string `json:"event"` // started, ready, killed, paused, resumed, exited
+	Name string `json:"name"` // notifyd-1
+	PID  int    `json:"pid"`
+	// Event is started, ready, unready (it runs and says that it cannot do its
+	// work; Detail is why), terminated (SIGTERM), killed, paused, resumed, exited.
+	Event  string `json:"event"`
 	Detail string `json:"detail,omitempty"`
 	// Wall is the same instant as T on the wall clock.
 	Wall time.Time `json:"wall"`

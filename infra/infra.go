@@ -43,6 +43,11 @@ type Stack interface {
 	// Guard hands a process that the caller started to the stack's guardian:
 	// it dies with the stack even when the caller is killed with SIGKILL.
 	Guard(pid int) error
+	// Mend makes every part whole, whatever was done to it: it starts what was
+	// killed, lets run what was paused, joins what was cut off, ends alarms. It
+	// returns when each node answers. A provider that can do none of that has
+	// nothing to mend.
+	Mend(ctx context.Context) error
 	// Stop ends every node, waits for it and removes the data. It is safe to
 	// call twice.
 	Stop(ctx context.Context) error

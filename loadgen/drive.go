@@ -37,13 +37,27 @@ type Driver struct {
 // is given the intended time on the driver's clock. When ctx ends, what is left
 // is not made.
 func Drive[T any](ctx context.Context, d *Driver, start int64, plan []Arrival[T], do func(ctx context.Context, op T, intended int64)) {
+	DriveUntil(ctx, d, start, plan, len(plan), nil, do)
+}
+
+// DriveUntil is [Drive] with an end that the plan does not know: once enough is
+// closed and least arrivals have come, the rest of the plan is taken back, which
+// is no shortfall.
+func DriveUntil[T any](ctx context.Context, d *Driver, start int64, plan []Arrival[T], least int, enough <-chan struct{}, do func(ctx context.Context, op T, intended int64)) {
 	slots := d.places()
 	d.planned.Add(int64(len(plan)))
 	var all sync.WaitGroup
 	defer all.Wait()
-	for _, a := range plan {
+	for i, a := range plan {
+		end := enough
+		if i < least {
+			end = nil
+		}
 		intended := start + int64(a.At)
-		if !Wait(ctx, time.Duration(intended-d.Clock())) {
+		if !waitUnless(ctx, end, time.Duration(intended-d.Clock())) {
+			if ctx.Err() == nil {
+				d.planned.Add(int64(i - len(plan)))
+			}
 			return
 		}
 		d.due.Add(1)
@@ -119,7 +133,15 @@ func (t Tally) Shortfall() string {
 }
 
 // Wait waits for d and reports whether ctx is still alive.
-func Wait(ctx context.Context, d time.Duration) bool {
+func Wait(ctx context.Context, d time.Duration) bool { return waitUnless(ctx, nil, d) }
+
+// waitUnless is Wait that end cuts short.
+func waitUnless(ctx context.Context, end <-chan struct{}, d time.Duration) bool {
+	select {
+	case <-end: // also where nothing has to be waited for
+		return false
+	default:
+	}
 	if d <= 0 {
 		return ctx.Err() == nil
 	}
@@ -128,6 +150,8 @@ func Wait(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-t.C:
 		return true
+	case <-end:
+		return false
 	case <-ctx.Done():
 		return false
 	}

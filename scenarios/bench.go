@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 
 	"mailproof/faults"
+	"mailproof/faults/pgproxy"
 	"mailproof/history"
 	"mailproof/infra"
 	"mailproof/target"
@@ -46,6 +47,12 @@ type Bench struct {
 	// Evidence ends the collectors and returns what they hold that has not
 	// been recorded yet: the far side's ledger, the write-ahead log.
 	Evidence func(ctx context.Context) ([]history.Record, error)
+	// Mend makes the shared parts whole again, whatever was done to them. May be
+	// nil.
+	Mend func(ctx context.Context) error
+	// Unready says which processes of the target are not ready, and why. May be
+	// nil.
+	Unready func() map[string]string
 	// Close stops everything that Open started.
 	Close func(ctx context.Context) error
 }
@@ -58,6 +65,11 @@ type Parts struct {
 	Mail    faults.WatchedMailServer
 	Brokers []string // Kafka
 	Topic   string   // the event topic
+	Group   string   // of the bridge that reads it
+	Stack   infra.Stack
+	Vhost   string // of the cell's queues
+	// Database is the proxy between the system and Postgres; nil if there is none.
+	Database *pgproxy.Proxy
 }
 
 // Process is the target's process of that name; nil when it has none.

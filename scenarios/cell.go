@@ -25,7 +25,7 @@ const (
 	// campaignBound bounds the faults phase beyond its workload.
 	campaignBound = 3 * time.Minute
 	// healBound and saveBound bound what is done even after an interrupt.
-	healBound = time.Minute
+	healBound = 2 * time.Minute
 	saveBound = 2 * time.Minute
 	// idleStretch is how long an idle system's CPU time is sampled.
 	idleStretch = 3 * time.Second
@@ -46,6 +46,7 @@ type cellRun struct {
 	runs    []*faults.Run
 	own     ownFindings
 	usage   usageMeter
+	mended  bool // the parts, after an exclusive cell
 
 	mu      sync.Mutex // guards what the status shows
 	phase   string
@@ -124,13 +125,17 @@ func (x *cellRun) record(r history.Record) { _ = x.journal.Record(r) }
 
 func (x *cellRun) meta() *history.Meta {
 	s := x.scenario
+	arrivals := s.Load.Operations()
+	if s.Load.UntilStruck {
+		arrivals = s.Floors.Confirmed
+	}
 	return &history.Meta{
 		Scenario: s.Name, Policy: x.cell.Policy, Server: x.cell.Server(), Seed: x.runner.Seed,
 		MaxAttempts: s.System.MaxAttempts, RetryDelays: s.System.RetryDelays, Lease: s.System.Lease,
 		Wall: time.Now(), Floors: s.Floors, Invariants: s.Invariants,
 		Params: map[string]string{
 			paramTitle:                s.Title,
-			history.ParamArrivals:     strconv.Itoa(s.Load.Operations()),
+			history.ParamArrivals:     strconv.Itoa(arrivals),
 			history.ParamSendDeadline: s.System.SendDeadline.String(),
 			history.ParamFaults:       strings.Join(s.FaultNames, ","),
 		},
@@ -172,7 +177,7 @@ func (x *cellRun) baseline(ctx context.Context) error {
 		x.own.measure(idleCPU, x.usage.percent(mailService), "%", "of one core, no traffic")
 		x.usage.last = nil
 	}
-	x.clients.drive(ctx, x.clock(), x.plan.Baseline)
+	x.clients.drive(ctx, x.clock(), x.plan.Baseline, 0, nil)
 	if len(x.plan.Baseline) == 0 {
 		return ctx.Err()
 	}
@@ -193,7 +198,24 @@ func (x *cellRun) strike(ctx context.Context) error {
 			return err
 		}
 	}
-	x.clients.drive(ctx, x.clock(), x.plan.Faults)
+	if x.scenario.Load.UntilStruck {
+		struck := make(chan struct{})
+		go func() { defer close(struck); x.awaitCampaigns(ctx) }()
+		x.clients.drive(ctx, x.clock(), x.plan.Faults, x.scenario.Floors.Confirmed, struck)
+		<-struck
+	} else {
+		x.clients.drive(ctx, x.clock(), x.plan.Faults, 0, nil)
+		x.awaitCampaigns(ctx)
+	}
+	if x.scenario.FaultsUntilSettled {
+		x.awaitRest(ctx, x.quiesceBound(), x.mails)
+	}
+	x.usage.end()
+	return ctx.Err()
+}
+
+// awaitCampaigns returns when every campaign has made its last strike.
+func (x *cellRun) awaitCampaigns(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, campaignBound)
 	defer cancel()
 	for _, f := range x.runs {
@@ -201,11 +223,6 @@ func (x *cellRun) strike(ctx context.Context) error {
 			x.own.find(verify.Invalid, "faults", "", fmt.Sprintf("the fault makes its last strike within %s: %v", campaignBound, err))
 		}
 	}
-	if x.scenario.FaultsUntilSettled {
-		x.awaitRest(ctx, x.quiesceBound(), x.mails)
-	}
-	x.usage.end()
-	return ctx.Err()
 }
 
 // heal undoes every fault that is still in place, the last one first. It is
@@ -216,6 +233,10 @@ func (x *cellRun) heal(ctx context.Context) error {
 	var errs []error
 	for _, f := range slices.Backward(x.runs) {
 		errs = append(errs, f.Heal(ctx))
+	}
+	if x.scenario.Exclusive && x.bench.Mend != nil && !x.mended {
+		x.mended = true
+		errs = append(errs, x.bench.Mend(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 	"mailproof/fakes/ledger"
 	"mailproof/fakes/smtp"
 	"mailproof/faults"
+	"mailproof/faults/pgproxy"
 	"mailproof/history"
 	"mailproof/history/wal"
 	"mailproof/infra"
@@ -118,6 +120,7 @@ type cellLab struct {
 	order    Order
 	stack    infra.Stack
 	server   *smtp.Server
+	proxy    *pgproxy.Proxy
 	pipeline *target.Pipeline
 	logs     []*wal.Collector
 	keys     map[string]string // recipient → key of its one mail
@@ -146,6 +149,10 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 	if c.server, err = smtp.Start(opt); err != nil {
 		return nil, err
 	}
+	postgresAddr, err := c.startProxy()
+	if err != nil {
+		return nil, err
+	}
 	providerLog := ""
 	if opt.HTTPAddr != "" {
 		providerLog = c.server.URL() + "/log"
@@ -157,6 +164,7 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 		SweepEvery: o.System.SweepEvery, SweepGrace: o.System.SweepGrace, LettersEvery: o.System.LettersEvery,
 		ProviderLog: providerLog, ReconcileEvery: o.System.ReconcileEvery,
 		NotifydCount: o.System.MailServices, Env: l.env, Record: o.Record,
+		WatchReadiness: o.System.WatchReadiness, PostgresAddr: postgresAddr,
 	})
 	if err != nil {
 		return nil, err
@@ -169,12 +177,32 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 	}
 	return &Bench{
 		Order: o, Target: c.pipeline,
-		Parts:    Parts{Mail: c.server, Brokers: l.stack.Kafka().Brokers(), Topic: c.pipeline.Topic()},
+		Parts: Parts{
+			Mail: c.server, Brokers: l.stack.Kafka().Brokers(), Topic: c.pipeline.Topic(), Group: c.pipeline.Group(),
+			Stack: l.stack, Vhost: c.pipeline.Vhost(), Database: c.proxy,
+		},
+		Mend: l.stack.Mend, Unready: c.pipeline.Unready,
 		Unrest:   c.unrest,
 		Attempts: func() int { return int(c.server.Totals().Rows) },
 		Stored:   func() int { return int(c.server.Totals().Stored) },
 		Evidence: c.evidence, Close: c.close,
 	}, nil
+}
+
+// startProxy returns the address at which the system shall look for Postgres, ""
+// for the server's own.
+func (c *cellLab) startProxy() (addr string, err error) {
+	if !c.order.System.PostgresProxy {
+		return "", nil
+	}
+	server, err := url.Parse(c.stack.Postgres().URL("postgres"))
+	if err != nil {
+		return "", fmt.Errorf("address of Postgres: %w", err)
+	}
+	if c.proxy, err = pgproxy.Start(server.Host); err != nil {
+		return "", err
+	}
+	return c.proxy.Addr(), nil
 }
 
 func (c *cellLab) followLogs(ctx context.Context) error {
@@ -272,6 +300,9 @@ func (c *cellLab) close(ctx context.Context) error {
 	}
 	if c.pipeline != nil {
 		errs = append(errs, c.pipeline.Stop(ctx))
+	}
+	if c.proxy != nil {
+		errs = append(errs, c.proxy.Close())
 	}
 	if c.server != nil {
 		errs = append(errs, c.server.Close())

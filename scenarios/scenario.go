@@ -60,6 +60,9 @@ type Scenario struct {
 	// Judge judges and measures, from the evidence alone, what only this
 	// scenario is about. May be nil.
 	Judge func(h *history.History, own *ownFindings)
+	// Exclusive cells act on parts that all cells of a stack share: no other cell
+	// may run beside one, and after it the stack is made whole again.
+	Exclusive bool
 	// MeasureCPU samples the CPU time of the system's processes over an idle
 	// stretch and over the faults phase.
 	MeasureCPU bool
@@ -99,6 +102,10 @@ type System struct {
 	ReconcileEvery time.Duration
 	// MailServices is the number of processes that send; 0 means one.
 	MailServices int
+	// PostgresProxy puts a proxy between the system and its database.
+	PostgresProxy bool
+	// WatchReadiness makes every change of a process's readiness evidence.
+	WatchReadiness bool
 }
 
 // Load is the open-loop workload: arrivals keep their schedule whatever the
@@ -113,6 +120,9 @@ type Load struct {
 	// Cancels is how many of the Bookings their customers cancel, up to two
 	// seconds after they confirmed.
 	Cancels int
+	// UntilStruck ends the arrivals when every campaign has made its last strike
+	// and the floor is reached: Bookings is then only their bound.
+	UntilStruck bool
 }
 
 // Operations is how many the schedule holds.
@@ -170,6 +180,13 @@ func All(d Draw) []Scenario {
 		cancels(),
 		permanentErrors(),
 		dlqReplay(),
+		leaderLost(),
+		rabbitMQ(),
+		kafkaLost(),
+		postgresLost(),
+		commitLost(),
+		shutdown(),
+		lateParts(),
 	}
 }
 

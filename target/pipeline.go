@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,6 +87,13 @@ type PipelineConfig struct {
 	// Record hears of every process that starts, is ready, killed, paused,
 	// resumed, or exits. It must be safe for concurrent use. May be nil.
 	Record func(history.Record)
+	// WatchReadiness polls each process's readiness and tells Record of every
+	// change, as process events "ready" and "unready" with the reason.
+	WatchReadiness bool
+	// PostgresAddr is the host and port at which the services find Postgres,
+	// when that is not the server's own: a proxy. The harness itself goes to the
+	// server.
+	PostgresAddr string
 	// Keep leaves databases and queues behind at Stop.
 	Keep bool
 }
@@ -100,6 +108,8 @@ type Pipeline struct {
 	programs []*program // bookingd first
 	bookings *client
 	counters *counters
+	// readiness is nil unless it is watched.
+	readiness *readiness
 
 	stopScraping func()
 	stopOnce     sync.Once
@@ -199,9 +209,13 @@ func StartPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err er
 		return nil, err
 	}
 	scraping, stop := context.WithCancel(context.WithoutCancel(ctx))
-	done := make(chan struct{})
-	go func() { defer close(done); p.counters.run(scraping, p.programs) }()
-	p.stopScraping = func() { stop(); <-done }
+	var watching sync.WaitGroup
+	watching.Go(func() { p.counters.run(scraping, p.programs) })
+	if cfg.WatchReadiness {
+		p.readiness = newReadiness(p.tell)
+		watching.Go(func() { p.readiness.run(scraping, p.programs) })
+	}
+	p.stopScraping = func() { stop(); watching.Wait() }
 	return p, nil
 }
 
@@ -268,10 +282,25 @@ func (p *Pipeline) add(kind string, n int, path string, args []string, env map[s
 		name: name, path: path, args: args, env: environ(env), log: filepath.Join(p.cfg.LogDir, name+".log"),
 		ready: p.cfg.ReadyTimeout, guard: p.cfg.Stack.Guard, spawn: p.spawn,
 	}
-	prog.tell = func(e history.Process) {
-		p.cfg.Record(history.Record{T: history.Now(), Kind: history.KindProcess, Process: &e})
-	}
+	prog.tell = p.tell
 	p.programs = append(p.programs, prog)
+}
+
+func (p *Pipeline) tell(e history.Process) {
+	p.cfg.Record(history.Record{T: history.Now(), Kind: history.KindProcess, Process: &e})
+}
+
+// serviceURL is a database's URL as the services get it.
+func (p *Pipeline) serviceURL(service string) string {
+	if p.cfg.PostgresAddr == "" {
+		return p.dbs[service]
+	}
+	u, err := url.Parse(p.dbs[service])
+	if err != nil {
+		return p.dbs[service] // the service will say what is wrong with it
+	}
+	u.Host = p.cfg.PostgresAddr
+	return u.String()
 }
 
 // override applies the caller's variables: those of all processes, then those
@@ -296,7 +325,7 @@ func environ(env map[string]string) []string {
 
 func (p *Pipeline) bookingdEnv() map[string]string {
 	env := map[string]string{
-		"BOOKINGD_DATABASE_URL":  p.dbs[bookingDB],
+		"BOOKINGD_DATABASE_URL":  p.serviceURL(bookingDB),
 		"BOOKINGD_KAFKA_BROKERS": strings.Join(p.cfg.Stack.Kafka().Brokers(), ","),
 		"BOOKINGD_KAFKA_TOPIC":   p.topic,
 		"BOOKINGD_HTTP_ADDR":     "127.0.0.1:0",
@@ -311,7 +340,7 @@ func (p *Pipeline) bookingdEnv() map[string]string {
 func (p *Pipeline) notifydEnv() map[string]string {
 	c := p.cfg
 	env := map[string]string{
-		"NOTIFYD_DATABASE_URL":  p.dbs[notifyDB],
+		"NOTIFYD_DATABASE_URL":  p.serviceURL(notifyDB),
 		"NOTIFYD_AMQP_URLS":     strings.Join(c.Stack.RabbitMQ().URLs(p.vhost), ","),
 		"NOTIFYD_KAFKA_BROKERS": strings.Join(c.Stack.Kafka().Brokers(), ","),
 		"NOTIFYD_KAFKA_TOPIC":   p.topic,

@@ -264,6 +264,60 @@ func (p *program) Restart(ctx context.Context) error {
 	return p.launch(ctx)
 }
 
+// Begin starts the program and does not wait until it is ready: what it needs
+// may be away.
+func (p *program) Begin(context.Context) error {
+	if p.Running() {
+		return fmt.Errorf("start %s: it runs already", p.name)
+	}
+	if _, err := p.fork(); err != nil {
+		return fmt.Errorf("start %s: %w", p.name, err)
+	}
+	return nil
+}
+
+// AwaitReady returns when this life of the program has said that it is ready.
+func (p *program) AwaitReady(ctx context.Context) error {
+	l := p.current()
+	if l == nil {
+		return fmt.Errorf("%s was never started", p.name)
+	}
+	select {
+	case <-l.tail.ready:
+		p.say(l.cmd.Process.Pid, "ready", "")
+		return nil
+	case <-l.exited:
+		return fmt.Errorf("%s has ended: %s\n%s", p.name, l.cmd.ProcessState, l.tail.last())
+	case <-ctx.Done():
+		return fmt.Errorf("%s is not ready: %w\n%s", p.name, ctx.Err(), l.tail.last())
+	}
+}
+
+// Terminate sends SIGTERM, and does not wait.
+func (p *program) Terminate(context.Context) error {
+	l, err := p.signal(syscall.SIGTERM, func(*life) {})
+	if err != nil {
+		return fmt.Errorf("end %s: %w", p.name, err)
+	}
+	p.say(l.cmd.Process.Pid, "terminated", "SIGTERM")
+	return nil
+}
+
+// AwaitEnd returns how the process ended, as the kernel says: "exit status 0",
+// "signal: terminated".
+func (p *program) AwaitEnd(ctx context.Context) (how string, err error) {
+	l := p.current()
+	if l == nil {
+		return "", fmt.Errorf("%s was never started", p.name)
+	}
+	select {
+	case <-l.exited:
+		return l.cmd.ProcessState.String(), nil
+	case <-ctx.Done():
+		return "", fmt.Errorf("%s has not ended: %w\n%s", p.name, ctx.Err(), l.tail.last())
+	}
+}
+
 // terminate asks the process to end and kills it after limit. The error says
 // what was wrong with its end.
 func (p *program) terminate(ctx context.Context, limit time.Duration) error {

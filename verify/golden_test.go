@@ -603,6 +603,13 @@ func goldens() []golden {
 			build: func(w *world) { w.mail("b1").delivered(); w.fault("lose-250", "smtp server", 1) },
 			edit:  func(w *world) { w.final.Counters[`sweeper_rescues_total{cause="lease"}`] = 2 },
 		},
+		{
+			invariant: "sweeper-explained", name: "a rescue, and trouble that nobody planned", mode: hold, verdict: verify.Invalid, text: "waited for one",
+			build: delivered, edit: func(w *world) {
+				w.final.Counters[`sweeper_rescues_total{cause="overdue"}`] = 1
+				w.final.Counters[`notifyd_dependency_waits_total{duty="publish"}`] = 3
+			},
+		},
 		// provider-breach
 		{invariant: "provider-breach", name: "accepted and thrown away", mode: hold, verdict: verify.Pass, text: "lost by the receiver", build: func(w *world) {
 			w.mail("b0").delivered()

@@ -66,6 +66,7 @@ func Run(t *testing.T, provider infra.Provider, features Features) {
 		{"kafka keeps an acknowledged record across SIGKILL", s.kafkaKilled},
 		{"kafka paused", s.kafkaPaused},
 		{"restart of what runs", s.restarted},
+		{"mend", s.mended},
 		{"stop", s.stop},
 	} {
 		if !t.Run(step.name, step.run) {
@@ -205,6 +206,29 @@ func (s *suite) restarted(t *testing.T) {
 		s.restart(t, pg)
 	}
 	s.postgres(t)
+}
+
+// mended breaks a part of each kind and wants all of them whole.
+func (s *suite) mended(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), actBound)
+	defer cancel()
+	require.NoError(t, s.stack.Mend(ctx), "nothing is broken")
+	if s.features.Signals {
+		r := s.stack.RabbitMQ()
+		require.NoError(t, r.Alarm(ctx, r.Nodes()[0], true))
+		require.NoError(t, r.CutOff(ctx, r.Nodes()[2]))
+		require.NoError(t, s.stack.Postgres().Kill(ctx))
+		if k := s.stack.Kafka(); s.canSignal(k) {
+			require.NoError(t, k.Pause(ctx))
+		}
+		began := time.Now()
+		require.NoError(t, s.stack.Mend(ctx))
+		t.Logf("mended in %.1f s", time.Since(began).Seconds())
+	}
+	s.postgres(t)
+	require.NoError(t, publish(ctx, s.stack.RabbitMQ().URLs(s.vhost)[2], "to a whole cluster"))
+	require.NoError(t, s.produce(ctx, topic, "after the mend"))
+	s.awaitOnline(t)
 }
 
 // stop checks that nothing answers and no process is left.

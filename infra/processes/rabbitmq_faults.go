@@ -131,6 +131,25 @@ func (r *rabbitmq) Rejoin(ctx context.Context, n infra.Node) error {
 	return nil
 }
 
+// mend ends alarms and cuts, and waits until the cluster is whole.
+func (r *rabbitmq) mend(ctx context.Context) error {
+	mending, mendCtx := errgroup.WithContext(ctx)
+	for _, n := range r.nodes {
+		mending.Go(func() error {
+			if _, err := r.eval(mendCtx, n, setCookie(r.peers(n), "")); err != nil {
+				return fmt.Errorf("%s: %w", n.name, err)
+			}
+			return r.Alarm(mendCtx, n, false)
+		})
+	}
+	if err := mending.Wait(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, restartTimeout)
+	defer cancel()
+	return r.awaitWhole(ctx)
+}
+
 // awaitWhole waits until each node serves and sees every other.
 func (r *rabbitmq) awaitWhole(ctx context.Context) error {
 	for {

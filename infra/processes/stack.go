@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sync/errgroup"
+
 	"mailproof/infra"
 	"mailproof/infra/guardian"
 )
@@ -63,6 +65,41 @@ func (s *Stack) Guard(pid int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
 	return s.guardian.Guard(ctx, pid)
+}
+
+// Mend starts, resumes and joins what is not whole.
+func (s *Stack) Mend(ctx context.Context) error {
+	var nodes []infra.Node
+	if s.postgres != nil {
+		nodes = append(nodes, s.postgres)
+	}
+	if k, ok := s.kafka.(*kafka); ok {
+		nodes = append(nodes, k)
+	}
+	if s.rabbitmq != nil {
+		nodes = append(nodes, s.rabbitmq.Nodes()...)
+	}
+	mending, mendCtx := errgroup.WithContext(ctx)
+	for _, n := range nodes {
+		mending.Go(func() error { return mend(mendCtx, n) })
+	}
+	if err := mending.Wait(); err != nil {
+		return fmt.Errorf("mend the stack: %w", err)
+	}
+	if s.rabbitmq == nil {
+		return nil
+	}
+	if err := s.rabbitmq.mend(ctx); err != nil {
+		return fmt.Errorf("mend the stack: %w", err)
+	}
+	return nil
+}
+
+func mend(ctx context.Context, n infra.Node) error {
+	if !n.Running() {
+		return n.Restart(ctx)
+	}
+	return n.Resume(ctx)
 }
 
 // Stop ends every node and every guarded process, and removes the data.

@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"mailproof/system/contract"
+	"mailproof/system/kafka"
 )
 
 // MailEventsConfig of a [MailEvents].
@@ -51,9 +52,6 @@ const (
 	fetchLimit = 500
 	// commitLimit bounds one commit; one that fails is made good by the next.
 	commitLimit = 5 * time.Second
-	// closeLimit bounds the goodbye: a member whose group waits for a dead one
-	// hears nothing until that one's session is over, 45 s at most.
-	closeLimit = 5 * time.Second
 )
 
 // Run listens until ctx ends. A topic that does not exist yet is waited for.
@@ -72,25 +70,11 @@ func (m *MailEvents) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("mail events: %w", err)
 	}
-	defer closeClient(client)
+	defer kafka.Leave(client, kafka.LeaveLimit)
 	for ctx.Err() == nil {
 		m.poll(ctx, client)
 	}
 	return nil
-}
-
-// closeClient leaves the group, or is done with it after closeLimit: the process
-// ends, and the broker notices by the session's time.
-func closeClient(client *kgo.Client) {
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		client.CloseAllowingRebalance()
-	}()
-	select {
-	case <-closed:
-	case <-time.After(closeLimit):
-	}
 }
 
 func (m *MailEvents) poll(ctx context.Context, client *kgo.Client) {

@@ -58,16 +58,22 @@ func (r *Relay) Leading() bool { return r.leading.Load() }
 // acknowledgements of its last batch, marks them and gives the lock back. It
 // returns nil after ctx ended, or an error that no waiting can repair.
 func (r *Relay) Run(ctx context.Context) error {
-	for ctx.Err() == nil {
+	for failures := 1; ctx.Err() == nil; failures++ {
 		err := r.term(ctx)
-		r.leading.Store(false)
+		if r.leading.Swap(false) {
+			failures = 1 // it had a session
+		}
 		if errors.Is(err, errPooled) {
 			return err
 		}
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
-		r.cfg.Log.WarnContext(ctx, "outbox relay lost its session", "relay", r.cfg.Instance, "err", err)
+		// The 1st, 2nd, 4th, 8th … in a row: a database that is away for an hour
+		// must not fill the log.
+		if failures&(failures-1) == 0 {
+			r.cfg.Log.WarnContext(ctx, "outbox relay has no session", "relay", r.cfg.Instance, "failures", failures, "err", err)
+		}
 		sleep(ctx, reconnectAfter)
 	}
 	return nil

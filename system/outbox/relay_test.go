@@ -630,6 +630,25 @@ WHERE application_name = 'outbox-relay r' AND datname = current_database()`)
 	e.eventually(t, id, "published in a new session", published)
 }
 
+// A database that is away is logged ever more seldom, and the relay leads as soon
+// as it is back.
+func TestDatabaseAwayIsLoggedSeldom(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	cfg := Config{
+		DatabaseURL: "postgres://nobody@127.0.0.1:1/none", Brokers: []string{"127.0.0.1:1"}, Instance: "r",
+		Log: slog.New(slog.NewTextHandler(&log, nil)),
+	}
+	r, err := NewRelay(cfg)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*reconnectAfter)
+	defer cancel()
+	require.NoError(t, r.Run(ctx))
+	require.Contains(t, log.String(), "failures=1")
+	require.Contains(t, log.String(), "failures=4")
+	require.NotContains(t, log.String(), "failures=3")
+}
+
 // The doorbell spares the wait for the next poll; many presses are few rings.
 func TestDoorbell(t *testing.T) {
 	t.Parallel()

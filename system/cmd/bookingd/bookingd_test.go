@@ -50,7 +50,7 @@ func TestConfigNamesEverythingAtOnce(t *testing.T) {
 	})
 	require.Error(t, err)
 	for _, want := range []string{
-		"BOOKINGD_DATABASE_URL: must be set", "BOOKINGD_RELAY_POLL: ", "BOOKINGD_KAFKA_BROKER: no such variable",
+		`"bookingd config" explains`, "BOOKINGD_DATABASE_URL: must be set", "BOOKINGD_RELAY_POLL: ", "BOOKINGD_KAFKA_BROKER: no such variable",
 		"BOOKINGD_KAFKA_BROKERS: must be set where the relay is on", "BOOKINGD_HTTP_ADDR", "BOOKINGD_POOL",
 	} {
 		require.ErrorContains(t, err, want)

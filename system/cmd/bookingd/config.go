@@ -63,7 +63,7 @@ func load(vars map[string]string) (config, error) {
 	problems = append(problems, unknown(vars)...)
 	problems = append(problems, c.problems(problems)...)
 	if len(problems) > 0 {
-		return c, fmt.Errorf("configuration: %w", errors.Join(problems...))
+		return c, fmt.Errorf("configuration (\"bookingd config\" explains every variable): %w", errors.Join(problems...))
 	}
 	if c.RelayDatabaseURL == "" {
 		c.RelayDatabaseURL = c.DatabaseURL
@@ -81,7 +81,7 @@ func loadDatabaseURL(vars map[string]string) (string, error) {
 	}
 	problems := readProblems(env.ParseWithOptions(&c, env.Options{Prefix: prefix, Environment: vars}))
 	if err := errors.Join(problems...); err != nil {
-		return "", fmt.Errorf("configuration: %w", err)
+		return "", fmt.Errorf("configuration (\"bookingd config\" explains every variable): %w", err)
 	}
 	return c.URL, nil
 }

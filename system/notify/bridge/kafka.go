@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"mailproof/system/failpoint"
+	"mailproof/system/kafka"
 	"mailproof/system/notify/patience"
 )
 
@@ -86,7 +87,11 @@ func (c *Consumer) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("kafka client: %w", err)
 	}
-	defer client.CloseAllowingRebalance()
+	defer func() {
+		if !kafka.Leave(client, kafka.LeaveLimit) {
+			c.cfg.Log.Warn("the Kafka group was not left in time, the broker will notice by itself", "group", c.cfg.Group)
+		}
+	}()
 	if err := c.cfg.Retry.Do(ctx, "connect to Kafka", nil, client.Ping); err != nil {
 		return nil // ctx ended
 	}
@@ -127,18 +132,18 @@ func (c *Consumer) poll(ctx context.Context, client *kgo.Client) bool {
 		failed = true
 		c.cfg.Log.Warn("waiting for Kafka", "topic", topic, "partition", partition, "error", err)
 	})
-	kafka := fetches.Records()
-	if len(kafka) == 0 {
+	fetched := fetches.Records()
+	if len(fetched) == 0 {
 		return !failed
 	}
-	records := make([]Record, len(kafka))
-	for i, r := range kafka {
+	records := make([]Record, len(fetched))
+	for i, r := range fetched {
 		records[i] = Record{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Key: r.Key, Value: r.Value}
 	}
 	if err := c.bridge.Process(ctx, records); err != nil {
 		return true // ctx ended: not committed, read again
 	}
-	c.commit(ctx, client, kafka)
+	c.commit(ctx, client, fetched)
 	return true
 }
 

@@ -128,7 +128,7 @@ func load(vars map[string]string) (Config, error) {
 	}
 	problems = append(problems, c.transportProblems()...)
 	if len(problems) > 0 {
-		return c, fmt.Errorf("configuration: %w", errors.Join(problems...))
+		return c, fmt.Errorf("configuration (\"notifyd config\" explains every variable): %w", errors.Join(problems...))
 	}
 	return c, nil
 }

@@ -114,6 +114,7 @@ func TestTransport(t *testing.T) {
 		return err
 	}
 	require.ErrorContains(t, load(), "NOTIFYD_SMTP_ADDR: must be set")
+	require.ErrorContains(t, load(), "notifyd config", "it says where to read on")
 	require.NoError(t, load("SMTP_ADDR", "m:25"))
 	require.ErrorContains(t, load("TRANSPORT", "pigeon"), "NOTIFYD_TRANSPORT")
 	require.ErrorContains(t, load("TRANSPORT", "resend"), "NOTIFYD_RESEND_API_KEY: must be set")
