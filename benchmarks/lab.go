@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"mailproof/fakes/ledger"
 	"mailproof/fakes/smtp"
 	"mailproof/history"
 	"mailproof/infra"
@@ -28,6 +29,7 @@ type lab struct {
 	opened int
 	builds string // folder of binaries that were built for the run
 	bins   target.Binaries
+	built  map[string]target.Binaries // by the defect that is planted
 }
 
 // startLab starts Postgres, three RabbitMQ nodes and Kafka. On an error nothing
@@ -38,7 +40,7 @@ func startLab(ctx context.Context, logDir string, say func(part, state string)) 
 	if err != nil {
 		return nil, fmt.Errorf("a folder for the system's binaries: %w", err)
 	}
-	l := &lab{logDir: logDir, builds: builds, bins: bins}
+	l := &lab{logDir: logDir, builds: builds, bins: bins, built: map[string]target.Binaries{}}
 	if !ok {
 		if l.bins, err = target.Build(ctx, target.BuildConfig{Dir: builds}); err != nil {
 			return nil, errors.Join(err, os.RemoveAll(builds))
@@ -80,6 +82,27 @@ type system struct {
 	*target.Pipeline
 	lab  *lab
 	mail *smtp.Server
+
+	// What readLedger has seen: tickets that were kept, by key, and when each
+	// marketing mail was.
+	read      int64
+	kept      map[string]ledger.Attempt
+	marketing []int64
+}
+
+// readLedger reads the rows that finished since the last call: a flood's ledger
+// must not be read as a whole while tickets are measured beside it.
+func (s *system) readLedger() {
+	for _, a := range s.mail.LedgerSince(s.read) {
+		s.read = a.Seq
+		switch {
+		case !a.Stored:
+		case strings.HasSuffix(a.Recipient, campaignDomain):
+			s.marketing = append(s.marketing, a.StoredAt)
+		default:
+			s.kept[a.Key] = a
+		}
+	}
 }
 
 // systemConfig of one measurement; the zero value is the system as it ships.
@@ -96,7 +119,7 @@ type systemConfig struct {
 // say.
 func (l *lab) start(ctx context.Context, c systemConfig) (_ *system, err error) {
 	name := l.name(c.what)
-	s := &system{lab: l}
+	s := &system{lab: l, kept: map[string]ledger.Attempt{}}
 	if s.mail, err = smtp.Start(smtp.Options{Clock: history.Now, Rules: c.rules}); err != nil {
 		return nil, err
 	}

@@ -4,9 +4,14 @@ package benchmarks
 const (
 	layoutIdle     = "idle"
 	layoutSplit    = "split"
+	layoutBucket   = "bucket"
 	layoutOnePool  = "one-pool"
 	layoutOneQueue = "one-queue"
 )
+
+// bucketRate is the token bucket's of the layout that has one: below what the
+// marketing lane reaches alone on two cores, so that it binds.
+const bucketRate = "400"
 
 // layout by its name, nil when it was not measured.
 func (l *Latency) layout(name string) *Layout {

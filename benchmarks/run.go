@@ -44,6 +44,20 @@ type size struct {
 	ticketRate  float64 // per second
 	deadTickets int
 	deadDelays  []time.Duration
+	// ticketBound is how long the last ticket of a stretch is waited for.
+	ticketBound  time.Duration
+	floodTickets int
+	flood        int // marketing mails of a campaign
+	otherLayouts int // repeats of what is not the system as it ships, and of campaigns
+	rawMails     int
+
+	prefetch, consumers []int
+	bareRepeats         int
+	bareMessages        int
+	bareFor             time.Duration
+	workerRepeats       int
+	workerMails         int
+	workerFor           time.Duration
 	// partBound is how long one part may take, runBound how long all may.
 	partBound, runBound time.Duration
 }
@@ -53,6 +67,9 @@ func sizeOf(quick bool) size {
 		return size{
 			repeats: 2, idleTickets: 60, ticketRate: 10,
 			deadTickets: 40, deadDelays: []time.Duration{time.Second, 2 * time.Second},
+			ticketBound: 30 * time.Second, floodTickets: 80, flood: 10_000, otherLayouts: 1, rawMails: 6_000,
+			prefetch: []int{1, 100}, consumers: []int{1, 8},
+			bareRepeats: 2, bareMessages: 15_000, bareFor: time.Second, workerRepeats: 1, workerMails: 1500, workerFor: 3 * time.Second,
 			partBound: 90 * time.Second, runBound: 4 * time.Minute,
 		}
 	}
@@ -84,6 +101,9 @@ func parts() []part {
 		{"hops", "an idle ticket hop by hop, and the serial floor", (*runner).hopsPart},
 		{"dead", "a mail server that refuses everything", (*runner).deadPart},
 		{"recovery", "recovery, from saved evidence", (*runner).recoveryPart},
+		{"latency", "tickets idle and under the flood, layout by layout", (*runner).latencyPart},
+		{"marketing", "campaigns end to end, and the raw stages", (*runner).marketingPart},
+		{"queues", "one queue by prefetch and consumers", (*runner).queuesPart},
 	}
 }
 

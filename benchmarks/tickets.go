@@ -14,7 +14,9 @@ const (
 	// ticketTimeout bounds one request of a client.
 	ticketTimeout = 10 * time.Second
 	// settleEvery is how often the ledger is asked whether all mails are there.
-	settleEvery = 20 * time.Millisecond
+	settleEvery = 50 * time.Millisecond
+	// sentEvery is how often the rows are asked once all mails are there.
+	sentEvery = 100 * time.Millisecond
 )
 
 // ticketRun is what is known of a stretch of tickets.
@@ -69,7 +71,7 @@ func confirm(ctx context.Context, s *system, all schedule) *ticketRun {
 func (r *ticketRun) await(ctx context.Context, s *system, clock *wallClock) error {
 	_ = await(ctx, settleEvery, func() (bool, error) { return r.arrived(s), nil }) // what is missing counts as infinite
 	sent := func() (bool, error) {
-		times, err := s.SentAt(context.WithoutCancel(ctx))
+		times, err := s.SentAt(context.WithoutCancel(ctx), r.keys)
 		if err != nil {
 			return false, err
 		}
@@ -81,27 +83,47 @@ func (r *ticketRun) await(ctx context.Context, s *system, clock *wallClock) erro
 		}
 		return len(r.sent) >= len(r.mails), nil
 	}
-	if err := await(ctx, settleEvery, sent); err != nil && ctx.Err() == nil {
+	if err := await(ctx, sentEvery, sent); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("times of SENT: %w", err)
 	}
 	return nil
 }
 
 func (r *ticketRun) arrived(s *system) bool {
-	if s.mail.Totals().Stored < int64(len(r.keys)-r.notMade) {
-		return false // not even all mails together are as many
-	}
-	wanted := make(map[string]bool, len(r.keys))
-	for _, k := range r.keys {
-		wanted[k] = true
-	}
+	s.readLedger()
 	r.mails = make(map[string]ledger.Attempt, len(r.keys))
-	for _, a := range s.mail.Ledger() {
-		if a.Stored && wanted[a.Key] {
-			r.mails[a.Key] = a
+	for _, k := range r.keys {
+		if a, ok := s.kept[k]; ok {
+			r.mails[k] = a
 		}
 	}
 	return len(r.mails) >= len(r.keys)-r.notMade
+}
+
+// samples from the intended times to those that end gives; 0 is missing.
+func (r *ticketRun) samples(end func(i int) int64) Samples {
+	var s Samples
+	for i := range r.tickets {
+		if to := end(i); to > 0 {
+			s.add(time.Duration(to - r.intended[i]))
+		} else {
+			s.Missing++
+		}
+	}
+	return s
+}
+
+// latency of the stretch.
+func (r *ticketRun) latency() LatencyRepeat {
+	out := LatencyRepeat{NotMade: r.notMade}
+	out.Accepted = r.samples(func(i int) int64 { return r.mails[r.keys[i]].StoredAt })
+	out.Sent = r.samples(func(i int) int64 { return r.sent[r.keys[i]] })
+	for i, k := range r.keys {
+		if _, ok := r.mails[k]; ok {
+			out.Intended = append(out.Intended, (r.intended[i]-r.intended[0]+int64(r.tickets[0].At))/1000)
+		}
+	}
+	return out
 }
 
 // wallClock places instants of the wall clock on the run's clock. Both were read

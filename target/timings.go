@@ -11,16 +11,16 @@ import (
 	"mailproof/system/contract"
 )
 
-const sentSQL = `SELECT dedupe_key, sent_at FROM notifications WHERE sent_at IS NOT NULL AND type = $1`
+const sentSQL = `SELECT dedupe_key, sent_at FROM notifications WHERE dedupe_key = ANY($1) AND sent_at IS NOT NULL`
 
-// SentAt is when each ticket mail became SENT, by key: the time of the statement
-// on the database's wall clock.
-func (p *Pipeline) SentAt(ctx context.Context) (map[string]time.Time, error) {
+// SentAt is when each of these mails became SENT, by key: the time of the
+// statement on the database's wall clock.
+func (p *Pipeline) SentAt(ctx context.Context, keys []string) (map[string]time.Time, error) {
 	type sent struct {
 		Key string
 		At  time.Time
 	}
-	rows, err := query(ctx, p.dbs[notifyDB], "times of SENT", sentSQL, pgx.RowToStructByPos[sent], contract.TicketConfirmation)
+	rows, err := query(ctx, p.dbs[notifyDB], "times of SENT", sentSQL, pgx.RowToStructByPos[sent], keys)
 	if err != nil {
 		return nil, err
 	}
