@@ -381,8 +381,9 @@ func (d *document) recovery() {
 		return
 	}
 	d.cut("recovery")
-	d.line("From the saved evidence of the chaos runs in %s: the longest time without a delivery while confirmed mail waited, from the "+
-		"first strike of the fault on. The floor is the longest such gap of the same cell before any fault.", x.Source)
+	d.line("From the saved evidence of the chaos runs in %s: the longest time without a delivery while confirmed mail waited, of all "+
+		"that touch the stretch in which the fault was in place. The floor is the longest such gap of the same cell before any fault. "+
+		"Mail that was never delivered (DEAD, UNKNOWN) waits for nothing here; faults in place at the same time share their gap.", x.Source)
 	var rows [][]any
 	for _, g := range x.Gaps {
 		rows = append(rows, []any{g.Scenario + "/" + g.Policy, g.Fault, g.Strikes, millis(g.FaultMillis), millis(g.BaselineMillis), g.Delivered})

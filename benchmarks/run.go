@@ -93,17 +93,18 @@ type runner struct {
 type part struct {
 	name, title string
 	do          func(*runner, context.Context) error
+	saved       bool // reads what was saved before: no server is started for it
 }
 
 // parts in the order in which they run.
 func parts() []part {
 	return []part{
-		{"hops", "an idle ticket hop by hop, and the serial floor", (*runner).hopsPart},
-		{"dead", "a mail server that refuses everything", (*runner).deadPart},
-		{"recovery", "recovery, from saved evidence", (*runner).recoveryPart},
-		{"latency", "tickets idle and under the flood, layout by layout", (*runner).latencyPart},
-		{"marketing", "campaigns end to end, and the raw stages", (*runner).marketingPart},
-		{"queues", "one queue by prefetch and consumers", (*runner).queuesPart},
+		{name: "hops", title: "an idle ticket hop by hop, and the serial floor", do: (*runner).hopsPart},
+		{name: "dead", title: "a mail server that refuses everything", do: (*runner).deadPart},
+		{name: "recovery", title: "recovery, from saved evidence", do: (*runner).recoveryPart, saved: true},
+		{name: "latency", title: "tickets idle and under the flood, layout by layout", do: (*runner).latencyPart},
+		{name: "marketing", title: "campaigns end to end, and the raw stages", do: (*runner).marketingPart},
+		{name: "queues", title: "one queue by prefetch and consumers", do: (*runner).queuesPart},
 	}
 }
 
@@ -145,11 +146,13 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if machine.Busy() {
 		r.say("this machine is busy (%.0f %% of its cores): the document will say so", machine.BusyPercent)
 	}
-	if r.lab, err = startLab(ctx, cfg.Logs, cfg.Part); err != nil {
-		return err
+	if slices.ContainsFunc(chosen, func(p part) bool { return !p.saved }) {
+		if r.lab, err = startLab(ctx, cfg.Logs, cfg.Part); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, r.lab.stop(ctx)) }()
+		r.result.Run.Versions = r.lab.stack.Versions()
 	}
-	defer func() { err = errors.Join(err, r.lab.stop(ctx)) }()
-	r.result.Run.Versions = r.lab.stack.Versions()
 	return r.run(ctx, chosen, began)
 }
 
