@@ -202,8 +202,12 @@ func keysOf(holds []script.Hold) []string {
 // must name while it waits.
 func StartedBefore(stack infra.Stack, all []Stoppable, unready func() map[string]string, said func(process string) []string) Act {
 	nodes := append([]infra.Node{stack.Postgres(), stack.Kafka()}, stack.RabbitMQ().Nodes()...)
+	names := make([]string, len(all))
+	for i, p := range all {
+		names[i] = p.Name()
+	}
 	return Act{
-		Title: "started-before-parts", Part: "Postgres, RabbitMQ and Kafka, and the start of every process", Mend: func(ctx context.Context) error {
+		Title: "started-before-parts", Part: "Postgres, RabbitMQ, Kafka, and the start of " + strings.Join(names, ", "), Mend: func(ctx context.Context) error {
 			err := stack.Mend(ctx)
 			for _, p := range all {
 				err = errors.Join(err, revive(p)(ctx))

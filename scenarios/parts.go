@@ -116,7 +116,7 @@ func judgeHealing(h *history.History, own *ownFindings) {
 	starts := map[string]int{}
 	for _, p := range h.Processes {
 		if h.Final != nil && p.At > h.Final.At {
-			break
+			continue // the run is over, and the system is being stopped
 		}
 		switch {
 		case p.Event == "started" && !struckProcess(struck, p.Name):

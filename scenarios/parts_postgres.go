@@ -46,8 +46,8 @@ func commitLost() Scenario {
 			lost("booking", pgproxy.Order{Statement: "commit", After: "INSERT INTO outbox", Count: 10, Every: 3}),
 			lost("relay-mark", pgproxy.Order{Statement: "UPDATE outbox SET published_at", Count: 5, Every: 3}),
 			lost("insert", pgproxy.Order{Statement: "-- insert\n", Count: 5, Every: 3}),
-			lost("claim", pgproxy.Order{Statement: "-- claim\n", Count: 10, Every: 3}),
-			lost("settle", pgproxy.Order{Statement: "-- accepted\n", Count: 10, Every: 3}),
+			lost("claim", pgproxy.Order{Statement: "-- claim\n", Tag: "UPDATE 1", Count: 10, Every: 3}),
+			lost("settle", pgproxy.Order{Statement: "-- accepted\n", Tag: "SELECT 1", Count: 10, Every: 3}),
 		)
 	}
 	return s

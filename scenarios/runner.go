@@ -33,8 +33,8 @@ type Runner struct {
 	Unplugged []string
 	NoTraffic bool
 	// Beside names cells ("t6.3/resend") that begin at once and run beside all
-	// others. It is for one that mostly waits: a fault that acts on a shared part
-	// (a broker's node) would strike it too.
+	// others. It is for one that mostly waits. Cells of an exclusive scenario,
+	// which act on shared parts, come last, whatever is named here.
 	Beside []string
 	// Again writes the command line that runs these cells ("t6.2/hold") again
 	// with the same seed; no cells means all that were chosen.
@@ -115,16 +115,21 @@ func (r *Runner) cells(ctx context.Context, chosen []Scenario) []*reports.Scenar
 	}
 	var beside sync.WaitGroup
 	for _, p := range places {
-		if slices.Contains(r.Beside, p.id()) {
+		if !p.scenario.Exclusive && slices.Contains(r.Beside, p.id()) {
 			beside.Go(func() { run(p) })
 		}
 	}
 	for _, p := range places {
-		if !slices.Contains(r.Beside, p.id()) {
+		if !p.scenario.Exclusive && !slices.Contains(r.Beside, p.id()) {
 			run(p)
 		}
 	}
 	beside.Wait()
+	for _, p := range places { // what breaks the shared parts comes when nobody else needs them
+		if p.scenario.Exclusive {
+			run(p)
+		}
+	}
 	return results
 }
 

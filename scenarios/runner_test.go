@@ -625,6 +625,33 @@ func TestACellBesideRunsWithAllOthersAndIsListedInItsPlace(t *testing.T) {
 	})
 }
 
+func TestAnExclusiveCellHasThePartsForItself(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		clock := func() int64 { return int64(time.Since(began)) + 1_000_000 }
+		seen := &beginnings{clock: clock, at: map[string]int64{}}
+		named := func(name string, bookings int) Scenario {
+			s := small()
+			s.Name, s.Load.Bookings, s.Floors.Confirmed = name, bookings, bookings
+			return s
+		}
+		breaks, too := named("breaks", 20), named("breaks too", 20)
+		breaks.Exclusive, too.Exclusive = true, true
+		r := Runner{
+			Lab: &fakeLab{settle: 100 * time.Millisecond, clock: clock}, Dir: dir, Seed: 7, Clock: clock, Watch: seen,
+			Again: func(...string) string { return "" }, Beside: []string{"long/resend", "breaks too/resend"},
+		}
+		sum, err := r.Run(t.Context(), []Scenario{breaks, too, named("long", 2000), named("second", 20)})
+		require.NoError(t, err)
+		require.Equal(t, verify.Pass, sum.Verdict, "%v", sum.Scenarios)
+		require.Equal(t, "breaks", sum.Scenarios[0].Name, "listed in its place")
+		require.LessOrEqual(t, seen.at["second ends"], seen.at["breaks begins"])
+		require.LessOrEqual(t, seen.at["long ends"], seen.at["breaks begins"])
+		require.LessOrEqual(t, seen.at["breaks ends"], seen.at["breaks too begins"], "being named makes it no less exclusive")
+	})
+}
+
 func TestAnInterruptEndsTheCellBesideToo(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {

@@ -84,12 +84,26 @@ func (r *readiness) look(ctx context.Context, p *program) {
 	r.last[p.name] = readyAnswer{pid, why}
 	r.mu.Unlock()
 	switch {
-	case known && old == readyAnswer{pid, why}:
+	case known && old.pid == pid && sameParts(old.why, why):
 	case why == "":
 		r.tell(history.Process{Name: p.name, PID: pid, Event: "ready", Detail: "readyz", Wall: time.Now()})
 	default:
 		r.tell(history.Process{Name: p.name, PID: pid, Event: "unready", Detail: why, Wall: time.Now()})
 	}
+}
+
+// sameParts reports whether two answers name the same parts: the words of an
+// error change with every port that a client dials from.
+func sameParts(a, b string) bool {
+	names := func(why string) string {
+		var parts []string
+		for _, line := range strings.Split(why, "; ") {
+			name, _, _ := strings.Cut(line, ": ")
+			parts = append(parts, name)
+		}
+		return strings.Join(parts, ";")
+	}
+	return names(a) == names(b)
 }
 
 // ask returns "" or the reasons that the answer names.

@@ -211,6 +211,9 @@ type Order struct {
 	// After is text that a statement of the same transaction must have held
 	// before, for a COMMIT; "" is any transaction.
 	After string
+	// Tag that the answer must have, "UPDATE 1"; "" is any. An answer with
+	// another one is passed on.
+	Tag string
 	// Count of answers to lose, and Every: each that many-th execution only. 0
 	// means 1.
 	Count, Every int
@@ -291,6 +294,12 @@ func (o Order) matches(statement string, before []string) bool {
 		}
 	}
 	return false
+}
+
+// counts reports whether an answer with this tag is one to lose: the end of a
+// transaction that failed is ROLLBACK, and a statement without an answer has none.
+func (o Order) counts(tag string) bool {
+	return tag != "" && tag != "ROLLBACK" && (o.Tag == "" || o.Tag == tag)
 }
 
 func holds(statement, text string) bool {

@@ -208,6 +208,21 @@ func TestNothingIsLostBeforeTheCommit(t *testing.T) {
 	require.Equal(t, 1, count(t, past))
 }
 
+// Only an answer with the tag that was ordered.
+func TestTag(t *testing.T) {
+	p, through, past := start(t)
+	loss := p.LoseAnswers(pgproxy.Order{Statement: "-- keep", Tag: "UPDATE 1"})
+	conn := connect(t, through)
+	_, err := conn.Exec(t.Context(), "INSERT INTO kept VALUES (1)")
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), "-- keep\nUPDATE kept SET n = 3 WHERE n = 2")
+	require.NoError(t, err, "UPDATE 0 is passed on")
+	_, err = conn.Exec(t.Context(), "-- keep\nUPDATE kept SET n = 2 WHERE n = 1")
+	require.Error(t, err)
+	require.NoError(t, loss.Await(t.Context()))
+	require.Equal(t, 1, count(t, past))
+}
+
 func TestCancelledOrder(t *testing.T) {
 	p, through, _ := start(t)
 	loss := p.LoseAnswers(pgproxy.Order{Statement: "INSERT"})

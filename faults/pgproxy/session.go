@@ -323,7 +323,7 @@ func (s *session) ready(status byte) (lost bool) {
 		e := s.waiting[0]
 		s.waiting = s.waiting[1:]
 		if e.loss != nil {
-			hit := status == 'I' && !s.failed && e.tag != "" && e.tag != "ROLLBACK"
+			hit := status == 'I' && !s.failed && e.loss.order.counts(e.tag)
 			e.loss.settle(hit, e.tag)
 			lost = lost || hit
 		}
