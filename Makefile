@@ -17,7 +17,7 @@ TESTFLAGS ?= -p 2 -timeout 20m
 
 CHAOS_ARGS := $(foreach s,$(SCENARIO),--scenario $(s)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-.PHONY: help deps build test lint fmt chaos gate bench bench-quick mutants plans growth clients sdks clean
+.PHONY: help deps build test lint fmt chaos gate bench bench-quick mutants crash-table plans growth clients sdks clean
 
 help: ## show this text
 	@echo "mailproof: proves from evidence that no mail is lost and none is delivered twice"
@@ -73,6 +73,10 @@ bench: build ## measure the system beside its raw floors; writes docs/benchmarks
 bench-quick: build ## the same document in a few minutes, at runs/bench/m06-notification.md
 	@$(BIN)/mailproof setup
 	@$(BIN)/mailproof bench --quick --out runs/bench/m06-notification.md $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+crash-table: build ## kill and stop the system at every boundary; writes docs/crash-table.md
+	@$(BIN)/mailproof setup
+	@$(BIN)/mailproof crash-table --write docs/crash-table.md $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 clients: ## run nine real mail clients against every SMTP fault; writes docs/fakes-smtp-clients.md
 	@bash fakes/smtp/clientmatrix/run.sh $(ARGS)

@@ -182,6 +182,17 @@ func TestMarkdownNamesEachCell(t *testing.T) {
 	require.Contains(t, md, "kill-at-random, indeterminate: no witness")
 }
 
+func TestFaultsOfOneFamilyAreOneWord(t *testing.T) {
+	t.Parallel()
+	line := faultsLine([]FaultResult{
+		{Name: "crash a kill", Witness: "w", Count: 1},
+		{Name: "lose-250", Witness: "w", Count: 7},
+		{Name: "crash b kill", Witness: "w", Count: 2},
+		{Name: "crash c pause", Outcome: "installed"},
+	})
+	require.Equal(t, "crash ×3, lose-250 ×7, crash c pause: installed, no witness", line)
+}
+
 func TestTableHasARowPerCell(t *testing.T) {
 	var b strings.Builder
 	Table(&b, red(), false, 0)

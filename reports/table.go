@@ -43,15 +43,30 @@ func Table(w io.Writer, s Summary, colours bool, width int) {
 	t.Render()
 }
 
+// faultsLine names the faults. Those whose names have a first word in common,
+// and then a place of their own ("crash worker.after-ack kill"), are counted
+// together.
 func faultsLine(all []FaultResult) string {
-	parts := make([]string, len(all))
-	for i, f := range all {
+	var parts []string
+	family := map[string]int{} // first word → index in parts
+	struck := map[string]int{}
+	for _, f := range all {
+		first, _, several := strings.Cut(f.Name, " ")
+		i, known := family[first]
 		switch {
 		case f.Witness == "":
-			parts[i] = f.Name + ": " + string(f.Outcome) + ", no witness"
-		default:
-			parts[i] = fmt.Sprintf("%s ×%d", f.Name, f.Count)
+			parts = append(parts, f.Name+": "+string(f.Outcome)+", no witness")
+			continue
+		case !several:
+			parts = append(parts, fmt.Sprintf("%s ×%d", f.Name, f.Count))
+			continue
+		case !known:
+			i = len(parts)
+			family[first] = i
+			parts = append(parts, "")
 		}
+		struck[first] += f.Count
+		parts[i] = fmt.Sprintf("%s ×%d", first, struck[first])
 	}
 	return strings.Join(parts, ", ")
 }

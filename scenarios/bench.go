@@ -9,6 +9,7 @@ import (
 	"mailproof/history"
 	"mailproof/infra"
 	"mailproof/target"
+	"mailproof/verify"
 )
 
 // Lab makes the parts of one cell: databases, a virtual host, a topic, a fake
@@ -44,6 +45,9 @@ type Bench struct {
 	Attempts func() int
 	// Stored is how many mails the far side has kept so far. May be nil.
 	Stored func() int
+	// Find adds what a fault found that no history shows, by verdict, invariant,
+	// key and text. Not safe for concurrent use.
+	Find func(v verify.Verdict, invariant, key, text string)
 	// Evidence ends the collectors and returns what they hold that has not
 	// been recorded yet: the far side's ledger, the write-ahead log.
 	Evidence func(ctx context.Context) ([]history.Record, error)

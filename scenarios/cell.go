@@ -1,6 +1,7 @@
 package scenarios
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -109,6 +110,7 @@ func (x *cellRun) open(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, x.journal.Close())
 	}
+	x.bench.Find = x.own.find
 	x.clients = newClients(x.bench.Target, x.clock, x.record)
 	for _, f := range x.scenario.Faults(x.bench) {
 		if slices.Contains(x.runner.Unplugged, f.Name()) {
@@ -129,17 +131,29 @@ func (x *cellRun) meta() *history.Meta {
 	if s.Load.UntilStruck {
 		arrivals = s.Floors.Confirmed
 	}
+	floors := s.Floors
+	if s.FaultsOf != nil {
+		floors.Faults = len(x.planned())
+	}
 	return &history.Meta{
 		Scenario: s.Name, Policy: x.cell.Policy, Server: x.cell.Server(), Seed: x.runner.Seed,
 		MaxAttempts: s.System.MaxAttempts, RetryDelays: s.System.RetryDelays, Lease: s.System.Lease,
-		Wall: time.Now(), Floors: s.Floors, Invariants: s.Invariants,
+		Wall: time.Now(), Floors: floors, Invariants: s.Invariants,
 		Params: map[string]string{
 			paramTitle:                s.Title,
 			history.ParamArrivals:     strconv.Itoa(arrivals),
 			history.ParamSendDeadline: s.System.SendDeadline.String(),
-			history.ParamFaults:       strings.Join(s.FaultNames, ","),
+			history.ParamFaults:       strings.Join(x.planned(), ","),
 		},
 	}
+}
+
+// planned are the names of the cell's faults.
+func (x *cellRun) planned() []string {
+	if x.scenario.FaultsOf != nil {
+		return x.scenario.FaultsOf(x.cell)
+	}
+	return x.scenario.FaultNames
 }
 
 func (x *cellRun) phases(ctx context.Context) error {
@@ -216,11 +230,12 @@ func (x *cellRun) strike(ctx context.Context) error {
 
 // awaitCampaigns returns when every campaign has made its last strike.
 func (x *cellRun) awaitCampaigns(ctx context.Context) {
-	bounded, cancel := context.WithTimeout(ctx, campaignBound)
+	bound := cmp.Or(x.scenario.Campaign, campaignBound)
+	bounded, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	for _, f := range x.runs {
 		if err := f.Wait(bounded); err != nil {
-			x.own.find(verify.Invalid, "faults", "", fmt.Sprintf("the fault makes its last strike within %s: %v", campaignBound, err))
+			x.own.find(verify.Invalid, "faults", "", fmt.Sprintf("the fault makes its last strike within %s: %v", bound, err))
 		}
 	}
 }

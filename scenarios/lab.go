@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -42,6 +44,8 @@ type LabConfig struct {
 type RealLab struct {
 	stack    infra.Stack
 	binaries target.Binaries
+	tagged   target.Binaries // with crash points; built when first asked for
+	overlay  string
 	binDir   string // of binaries built for this run; "" when they lay beside the program
 	env      map[string]string
 	opened   atomic.Int64 // cells so far, for their names; they may be opened side by side
@@ -59,7 +63,7 @@ func StartLab(ctx context.Context, cfg LabConfig) (*RealLab, error) {
 	case cfg.Kafka == "apache" && (paths.Java == "" || paths.KafkaLib == ""):
 		return nil, errors.New("--kafka apache: Java or Kafka's jars are missing; run \"mailproof setup\"")
 	}
-	lab := &RealLab{env: map[string]string{}}
+	lab := &RealLab{env: map[string]string{}, overlay: cfg.Overlay}
 	for _, e := range cfg.Env {
 		name, value, _ := strings.Cut(e, "=")
 		lab.env[name] = value
@@ -88,16 +92,47 @@ func (l *RealLab) findBinaries(ctx context.Context, cfg LabConfig) error {
 	}
 	cfg.Progress("system", "building")
 	began := time.Now()
-	dir, err := os.MkdirTemp("", "mailproof-bin-")
+	dir, err := l.folder()
 	if err != nil {
-		return fmt.Errorf("a folder for the system's binaries: %w", err)
+		return err
 	}
-	l.binDir = dir
 	l.binaries, err = target.Build(ctx, target.BuildConfig{Dir: dir, Overlay: cfg.Overlay})
 	if err == nil {
 		cfg.Progress("system", fmt.Sprintf("ready after %.1f s", time.Since(began).Seconds()))
 	}
 	return err
+}
+
+func (l *RealLab) folder() (string, error) {
+	if l.binDir == "" {
+		dir, err := os.MkdirTemp("", "mailproof-bin-")
+		if err != nil {
+			return "", fmt.Errorf("a folder for the system's binaries: %w", err)
+		}
+		l.binDir = dir
+	}
+	return l.binDir, nil
+}
+
+// binariesFor are the system's programs, with crash points where the order asks
+// for them: the release build has none.
+func (l *RealLab) binariesFor(ctx context.Context, o Order) (target.Binaries, error) {
+	if !o.System.CrashPoints {
+		return l.binaries, nil
+	}
+	if l.tagged.Notifyd == "" {
+		dir, err := l.folder()
+		if err != nil {
+			return target.Binaries{}, err
+		}
+		l.tagged, err = target.Build(ctx, target.BuildConfig{
+			Dir: filepath.Join(dir, "crash"), Tags: []string{"failpoint"}, Overlay: l.overlay,
+		})
+		if err != nil {
+			return target.Binaries{}, err
+		}
+	}
+	return l.tagged, nil
 }
 
 // Versions of the parts.
@@ -136,6 +171,12 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 			err = errors.Join(err, c.close(context.WithoutCancel(ctx)))
 		}
 	}()
+	binaries, err := l.binariesFor(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	env := maps.Clone(l.env)
+	maps.Copy(env, o.System.Env)
 	mode := smtp.Plain
 	if o.Cell.Deduplicating {
 		mode = smtp.DedupByKey
@@ -158,12 +199,13 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 		providerLog = c.server.URL() + "/log"
 	}
 	c.pipeline, err = target.StartPipeline(ctx, target.PipelineConfig{
-		Stack: l.stack, Name: fmt.Sprintf("c%d", number), SMTPAddr: c.server.Addr(), LogDir: o.Dir, Binaries: l.binaries,
+		Stack: l.stack, Name: fmt.Sprintf("c%d", number), SMTPAddr: c.server.Addr(), LogDir: o.Dir, Binaries: binaries,
 		Policy: o.Cell.Policy, RetryDelays: o.System.RetryDelays, MaxAttempts: o.System.MaxAttempts,
 		SendDeadline: o.System.SendDeadline, Lease: o.System.Lease,
 		SweepEvery: o.System.SweepEvery, SweepGrace: o.System.SweepGrace, LettersEvery: o.System.LettersEvery,
 		ProviderLog: providerLog, ReconcileEvery: o.System.ReconcileEvery,
-		NotifydCount: o.System.MailServices, Env: l.env, Record: o.Record,
+		NotifydCount: o.System.MailServices, BookingdCount: o.System.BookingServices,
+		CrashPoints: o.System.CrashPoints, Env: env, Record: o.Record,
 		WatchReadiness: o.System.WatchReadiness, PostgresAddr: postgresAddr,
 	})
 	if err != nil {

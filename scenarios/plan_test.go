@@ -143,8 +143,13 @@ func TestScenariosAreWellFormed(t *testing.T) {
 			require.False(t, seen[s.Name], "%s stands twice", s.Name)
 			seen[s.Name] = true
 			require.GreaterOrEqual(t, s.Load.Baseline+s.Load.Bookings, s.Floors.Confirmed, s.Name)
-			require.GreaterOrEqual(t, s.Floors.Confirmed, 500, s.Name)
-			require.Len(t, s.FaultNames, s.Floors.Faults, s.Name)
+			if s.FaultsOf == nil {
+				require.GreaterOrEqual(t, s.Floors.Confirmed, 500, s.Name)
+				require.Len(t, s.FaultNames, s.Floors.Faults, s.Name)
+			} else {
+				// Few mails at each of many places: what counts is that each was struck.
+				require.GreaterOrEqual(t, s.Floors.Confirmed, s.Load.Baseline, s.Name)
+			}
 			require.Greater(t, s.System.Lease, s.System.SendDeadline, s.Name)
 			require.NotZero(t, s.Expect, s.Name)
 			require.Subset(t, verify.Names(), s.Invariants, s.Name)
@@ -167,7 +172,7 @@ func TestSelect(t *testing.T) {
 		}
 		return got
 	}
-	require.Len(t, cells(), 19)
+	require.Len(t, cells(), 20, "without those on demand")
 	require.Equal(t, []string{"t6.2/resend", "t6.2/hold"}, cells("t6.2"))
 	require.Equal(t, []string{"t6.2/hold"}, cells("t6.2/hold"))
 	require.Equal(t, []string{"t6.7/resend", "t6.2/hold"}, cells("t6.2/hold", "t6.7/resend"))

@@ -53,6 +53,12 @@ type Scenario struct {
 	// FaultsUntilSettled keeps the faults in place until no mail is pending,
 	// for scenarios about a fault that never ends.
 	FaultsUntilSettled bool
+	// FaultsOf narrows FaultNames to those of one cell. May be nil.
+	FaultsOf func(c Cell) []string
+	// Campaign bounds the faults phase beyond its workload; 0 means 3 min.
+	Campaign time.Duration
+	// OnDemand leaves the scenario out of a run that names none.
+	OnDemand bool
 	// Quiesce bounds the wait for the system to come to rest; 0 means 60 s.
 	Quiesce time.Duration
 	// Expect is how long a cell takes on two cores, for the time left.
@@ -100,8 +106,13 @@ type System struct {
 	// ReconcileEvery is how often mails that are UNKNOWN are looked up in the mail
 	// server's log; 0 gives the system no log.
 	ReconcileEvery time.Duration
-	// MailServices is the number of processes that send; 0 means one.
-	MailServices int
+	// MailServices is the number of processes that send, BookingServices of
+	// those that take bookings; 0 means one.
+	MailServices, BookingServices int
+	// CrashPoints asks for a build with crash points.
+	CrashPoints bool
+	// Env are variables of the system's processes.
+	Env map[string]string
 	// PostgresProxy puts a proxy between the system and its database.
 	PostgresProxy bool
 	// WatchReadiness makes every change of a process's readiness evidence.
@@ -166,11 +177,13 @@ func everyMail() []string {
 type Draw struct {
 	// RealDelays uses 10s, 1m, 5m where the specification names them.
 	RealDelays bool
+	// CrashCell chooses cells of the crash table; nil means all.
+	CrashCell func(policy string, p CrashPoint, act string) bool
 }
 
 // All is every scenario, in the order in which they are run.
 func All(d Draw) []Scenario {
-	return []Scenario{
+	return append([]Scenario{
 		lostReply(),
 		reconciled(),
 		killedWhileSending(),
@@ -187,15 +200,16 @@ func All(d Draw) []Scenario {
 		commitLost(),
 		shutdown(),
 		lateParts(),
-	}
+		crashShort(),
+	}, crashes(d)...)
 }
 
 // Select returns the scenarios, or cells of them ("t6.2/hold"), that names asks
-// for, in the order of All; no names means all. The name of an acceptance
-// criterion ("ac5") stands for the cells that decide it.
+// for, in the order of All; no names means all that are not on demand. The name
+// of an acceptance criterion ("ac5") stands for the cells that decide it.
 func Select(all []Scenario, names []string) ([]Scenario, error) {
 	if len(names) == 0 {
-		return all, nil
+		return slices.DeleteFunc(slices.Clone(all), func(s Scenario) bool { return s.OnDemand }), nil
 	}
 	names = withoutAliases(names)
 	wanted := map[string][]string{} // scenario → policies, empty: every one

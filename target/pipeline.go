@@ -68,6 +68,10 @@ type PipelineConfig struct {
 	KafkaSessionTimeout time.Duration
 	// RelaySessionTimeout: a relay that is stopped for longer loses its lock.
 	RelaySessionTimeout time.Duration
+	// CrashPoints makes a control file and a pipe of hits for each process:
+	// [Pipeline.CrashPoints]. The binaries must be built with the tag
+	// "failpoint".
+	CrashPoints bool
 	// Partitions of the topic, default 6.
 	Partitions int
 	// Processes of each kind, default 1 of each.
@@ -110,6 +114,7 @@ type Pipeline struct {
 	counters *counters
 	// readiness is nil unless it is watched.
 	readiness *readiness
+	crash     map[string]*CrashPoints // by process
 
 	stopScraping func()
 	stopOnce     sync.Once
@@ -188,7 +193,8 @@ func StartPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err er
 	}
 	p := &Pipeline{
 		cfg: cfg, topic: contract.TopicBookingEvents + "." + cfg.Name, vhost: cfg.Name,
-		spawn: newSpawner(), counters: newCounters(), seen: map[string]bool{}, stopScraping: func() {},
+		spawn: newSpawner(), counters: newCounters(), seen: map[string]bool{},
+		crash: map[string]*CrashPoints{}, stopScraping: func() {},
 	}
 	defer func() {
 		if err != nil {
@@ -201,7 +207,9 @@ func StartPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err er
 	if err := os.MkdirAll(cfg.LogDir, 0o755); err != nil {
 		return nil, fmt.Errorf("pipeline: %w", err)
 	}
-	p.makePrograms()
+	if err := p.makePrograms(); err != nil {
+		return nil, err
+	}
 	if err := p.migrate(ctx); err != nil {
 		return nil, err
 	}
@@ -263,20 +271,30 @@ func (p *Pipeline) mailTopic() string { return contract.TopicMailEvents + "." + 
 
 func (p *Pipeline) database(service string) string { return service + "_" + p.cfg.Name }
 
-func (p *Pipeline) makePrograms() {
+func (p *Pipeline) makePrograms() error {
+	var errs []error
 	for i := range p.cfg.BookingdCount {
-		p.add("bookingd", i+1, p.cfg.Binaries.Bookingd, []string{"serve"}, p.bookingdEnv())
+		errs = append(errs, p.add("bookingd", i+1, p.cfg.Binaries.Bookingd, []string{"serve"}, p.bookingdEnv()))
 	}
 	p.bookings = newClient(slices.Clone(p.programs))
 	for i := range p.cfg.NotifydCount {
-		p.add("notifyd", i+1, p.cfg.Binaries.Notifyd, []string{"run"}, p.notifydEnv())
+		errs = append(errs, p.add("notifyd", i+1, p.cfg.Binaries.Notifyd, []string{"run"}, p.notifydEnv()))
 	}
+	return errors.Join(errs...)
 }
 
-func (p *Pipeline) add(kind string, n int, path string, args []string, env map[string]string) {
+func (p *Pipeline) add(kind string, n int, path string, args []string, env map[string]string) error {
 	name := kind + "-" + strconv.Itoa(n)
 	prefix := strings.ToUpper(kind) + "_"
 	env[prefix+"INSTANCE"] = strconv.Itoa(n)
+	if p.cfg.CrashPoints {
+		points, err := newCrashPoints(p.cfg.LogDir, name)
+		if err != nil {
+			return err
+		}
+		p.crash[name] = points
+		env["FAILPOINTS"] = "@" + points.path
+	}
 	p.override(env, prefix, name)
 	prog := &program{
 		name: name, path: path, args: args, env: environ(env), log: filepath.Join(p.cfg.LogDir, name+".log"),
@@ -284,6 +302,10 @@ func (p *Pipeline) add(kind string, n int, path string, args []string, env map[s
 	}
 	prog.tell = p.tell
 	p.programs = append(p.programs, prog)
+	if points := p.crash[name]; points != nil {
+		points.program = prog
+	}
+	return nil
 }
 
 func (p *Pipeline) tell(e history.Process) {
@@ -333,6 +355,7 @@ func (p *Pipeline) bookingdEnv() map[string]string {
 		"BOOKINGD_MAIL_EVENTS_TOPIC": p.mailTopic(),
 		"BOOKINGD_MAIL_EVENTS_GROUP": "booking." + p.cfg.Name,
 	}
+	setDuration(env, "BOOKINGD_MAIL_EVENTS_SESSION_TIMEOUT", p.cfg.KafkaSessionTimeout)
 	setDuration(env, "BOOKINGD_RELAY_SESSION_TIMEOUT", p.cfg.RelaySessionTimeout)
 	return env
 }
@@ -532,6 +555,9 @@ func (p *Pipeline) Stop(ctx context.Context) error {
 		p.spawn.close()
 		if p.bookings != nil {
 			p.bookings.http.CloseIdleConnections()
+		}
+		for _, points := range p.crash {
+			errs = append(errs, points.close())
 		}
 		if !p.cfg.Keep {
 			errs = append(errs, p.removeParts(ctx))

@@ -218,16 +218,24 @@ func (p *program) Pause(ctx context.Context) error {
 	p.say(l.cmd.Process.Pid, "paused", "SIGSTOP")
 	ctx, cancel := context.WithTimeout(ctx, stoppedTimeout)
 	defer cancel()
+	if err := awaitStopped(ctx, l.cmd.Process.Pid); err != nil {
+		return fmt.Errorf("pause %s: %w", p.name, err)
+	}
+	return nil
+}
+
+// awaitStopped returns when no thread of the process runs.
+func awaitStopped(ctx context.Context, pid int) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
-		if stopped, err := allStopped(l.cmd.Process.Pid); err != nil || stopped {
+		if stopped, err := allStopped(pid); err != nil || stopped {
 			return err
 		}
 		select {
 		case <-tick.C: // nothing else tells a parent that does not trace
 		case <-ctx.Done():
-			return fmt.Errorf("pause %s: %w", p.name, ctx.Err())
+			return ctx.Err()
 		}
 	}
 }

@@ -135,13 +135,17 @@ func (p *Pipeline) ReplayDead(ctx context.Context, attempts int, rate float64) (
 }
 
 func (p *Pipeline) admin(ctx context.Context, method, path string, body, into any) error {
+	return p.adminOf(ctx, "notifyd-1", method, path, body, into)
+}
+
+func (p *Pipeline) adminOf(ctx context.Context, process, method, path string, body, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
 	raw, err := json.Marshal(body)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+p.Addr("notifyd-1")+path, bytes.NewReader(raw))
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+p.Addr(process)+path, bytes.NewReader(raw))
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}

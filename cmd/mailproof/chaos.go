@@ -126,8 +126,7 @@ func (f chaosFlags) validate() error {
 	return nil
 }
 
-func chaos(ctx context.Context, binary string, f chaosFlags, out io.Writer) (err error) {
-	began := history.Now()
+func chaos(ctx context.Context, binary string, f chaosFlags, out io.Writer) error {
 	if err := f.validate(); err != nil {
 		return err
 	}
@@ -139,9 +138,17 @@ func chaos(ctx context.Context, binary string, f chaosFlags, out io.Writer) (err
 	if err := (&scenarios.Runner{Unplugged: f.unplug}).CheckUnplugged(chosen); err != nil {
 		return fmt.Errorf("--unplug: %w", err)
 	}
-	dir, err := newRunDir(f.out, f.seed)
+	_, err = runScenarios(ctx, binary, f, chosen, out)
+	return err
+}
+
+// runScenarios runs them on parts of their own, writes the report, and returns
+// the run's folder.
+func runScenarios(ctx context.Context, binary string, f chaosFlags, chosen []scenarios.Scenario, out io.Writer) (dir string, err error) {
+	began := history.Now()
+	dir, err = newRunDir(f.out, f.seed)
 	if err != nil {
-		return err
+		return "", err
 	}
 	show := newProgress(out, chosen)
 	show.start(f.seed, dir, f.again(binary))
@@ -149,7 +156,7 @@ func chaos(ctx context.Context, binary string, f chaosFlags, out io.Writer) (err
 		LogDir: filepath.Join(dir, "nodes"), Kafka: f.kafka, Overlay: f.overlay, Env: f.env, Progress: show.Part,
 	})
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer func() { err = errors.Join(err, stopLab(ctx, lab)) }()
 	runner := scenarios.Runner{
@@ -158,7 +165,7 @@ func chaos(ctx context.Context, binary string, f chaosFlags, out io.Writer) (err
 	}
 	sum, err := runner.Run(ctx, chosen)
 	show.end()
-	return errors.Join(report(out, f, binary, dir, sum), err)
+	return dir, errors.Join(report(out, f, binary, dir, sum), err)
 }
 
 // stopTimeout bounds the stop of all parts.

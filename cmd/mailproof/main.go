@@ -98,7 +98,7 @@ Exit codes: 0 pass or skipped, 1 fail, 2 unknown, 3 invalid, 4 harness error.`,
 		SilenceErrors: true,
 	}
 	root.AddCommand(
-		chaosCommand(binary), gateCommand(binary), benchCommand(binary), checkCommand(), doctorCommand(), setupCommand(),
+		chaosCommand(binary), crashTableCommand(binary), gateCommand(binary), benchCommand(binary), checkCommand(), doctorCommand(), setupCommand(),
 		mutantsCommand(binary), versionCommand(),
 	)
 	root.AddCommand(cli.Commands()...)

@@ -11,7 +11,15 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"mailproof/system/contract"
+	"mailproof/system/failpoint"
 	"mailproof/system/kafka"
+)
+
+// Crash points between read, written and committed offsets.
+const (
+	fpHeard     = "mailevents.after-poll"
+	fpNoted     = "mailevents.after-write"
+	fpCommitted = "mailevents.after-commit"
 )
 
 // MailEventsConfig of a [MailEvents].
@@ -25,6 +33,9 @@ type MailEventsConfig struct {
 	Log      *slog.Logger
 	// Timeout of one write.
 	Timeout time.Duration
+	// SessionTimeout: a process that is silent for longer loses its partitions.
+	// 0 means Kafka's own default of 45 s.
+	SessionTimeout time.Duration
 }
 
 // MailEvents listens to the mail service. Offsets are committed after what they
@@ -56,6 +67,10 @@ const (
 
 // Run listens until ctx ends. A topic that does not exist yet is waited for.
 func (m *MailEvents) Run(ctx context.Context) error {
+	session := m.cfg.SessionTimeout
+	if session == 0 {
+		session = 45 * time.Second
+	}
 	client, err := kgo.NewClient(
 		kgo.SeedBrokers(m.cfg.Brokers...), kgo.ClientID("bookingd-"+m.cfg.Instance),
 		kgo.ConsumerGroup(m.cfg.Group), kgo.ConsumeTopics(m.cfg.Topic),
@@ -66,6 +81,7 @@ func (m *MailEvents) Run(ctx context.Context) error {
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(),
 		kgo.FetchMaxWait(time.Second),
+		kgo.SessionTimeout(session), kgo.HeartbeatInterval(min(session/3, 3*time.Second)),
 	)
 	if err != nil {
 		return fmt.Errorf("mail events: %w", err)
@@ -89,14 +105,18 @@ func (m *MailEvents) poll(ctx context.Context, client *kgo.Client) {
 	if len(records) == 0 {
 		return
 	}
+	failpoint.At(fpHeard)
 	if err := m.hear(ctx, records); err != nil {
 		return // ctx ended: nothing is committed
 	}
+	failpoint.At(fpNoted)
 	commit, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitLimit)
 	defer cancel()
 	if err := client.CommitRecords(commit, records...); err != nil {
 		m.cfg.Log.WarnContext(ctx, "offsets of mail events not committed, they will be read again", "err", err)
+		return
 	}
+	failpoint.At(fpCommitted)
 }
 
 // hear writes until the database takes it, or ctx ends.

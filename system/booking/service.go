@@ -17,6 +17,12 @@ import (
 	"mailproof/system/outbox"
 )
 
+// Crash points of a transition: written → committed → answered.
+const (
+	fpBeforeCommit = "booking.before-commit"
+	fpAfterCommit  = "booking.after-commit"
+)
+
 // Service runs the operations on a database that was migrated.
 type Service struct {
 	pool *pgxpool.Pool
@@ -167,11 +173,11 @@ func (s *Service) Do(ctx context.Context, op Op, id string, seen int) (b Booking
 	if err != nil || !changed {
 		return b, false, err
 	}
-	failpoint.At("booking.before-commit")
+	failpoint.At(fpBeforeCommit)
 	if err := tx.Commit(ctx); err != nil {
 		return Booking{}, false, fmt.Errorf("%s %s: %w", op, id, outcome(err))
 	}
-	failpoint.At("booking.after-commit")
+	failpoint.At(fpAfterCommit)
 	s.cfg.OnEvent()
 	return b, true, nil
 }

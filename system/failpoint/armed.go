@@ -17,6 +17,10 @@ import (
 // EnvVar is the variable that arms points.
 const EnvVar = "FAILPOINTS"
 
+// hitsSuffix names the pipe beside an orders file into which each action is
+// told before it is taken.
+const hitsSuffix = ".hits"
+
 type action struct {
 	verb  string
 	pause time.Duration
@@ -27,40 +31,81 @@ type action struct {
 // its caller nothing but a name, and it exists in tagged builds only.
 var table = sync.OnceValues(func() (map[string]action, error) { return parse(os.Getenv(EnvVar)) })
 
+// passages are counted from the moment that a point was armed: new orders begin
+// a new count.
 var passages = struct {
 	sync.Mutex
-	n map[string]int
+	orders string
+	n      map[string]int
 }{n: map[string]int{}}
 
-// At marks a crash point and does what the environment armed it with.
+// At marks a crash point and does what it was armed with.
 func At(name string) {
+	orders, hits := os.Getenv(EnvVar), ""
 	armed, err := table()
+	if path, ok := strings.CutPrefix(orders, "@"); ok {
+		orders, hits = read(path), path+hitsSuffix
+		armed, err = parse(orders)
+	}
 	if err != nil {
-		return // Check has told
+		return // Check has told of the environment; a file is somebody's to write well
 	}
-	a, ok := armed[name]
-	if !ok {
-		return
+	n := count(orders, name)
+	if a, ok := armed[name]; ok && n == a.at {
+		a.do(name, hits)
 	}
+}
+
+// count is which passage of the point under these orders this is, from 1. It is
+// asked at every passage, so that orders that come again after others count anew.
+func count(orders, name string) int {
 	passages.Lock()
-	passages.n[name]++
-	n := passages.n[name]
-	passages.Unlock()
-	if n != a.at {
-		return
+	defer passages.Unlock()
+	if orders != passages.orders {
+		passages.orders, passages.n = orders, map[string]int{}
 	}
-	a.do(name)
+	passages.n[name]++
+	return passages.n[name]
+}
+
+// read is what the file orders now; one that is not there orders nothing.
+func read(path string) string {
+	body, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(body))
 }
 
 // Check reports whether the environment can be read.
 func Check() error {
+	if strings.HasPrefix(os.Getenv(EnvVar), "@") {
+		return nil
+	}
 	_, err := table()
 	return err
 }
 
-func (a action) do(name string) {
-	// One line on stderr is the witness that the point was reached.
+// tell writes the witness that the point was reached: a line on stderr and,
+// where somebody arms by file, into the pipe. It is written before the action,
+// after which nothing of this process can be relied upon.
+func (a action) tell(name, hits string) {
 	fmt.Fprintf(os.Stderr, "failpoint %s: %s at passage %d\n", name, a.verb, a.at)
+	if hits == "" {
+		return
+	}
+	// Without a reader the open fails at once, and the harness sees no hit.
+	pipe, err := os.OpenFile(hits, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "failpoint %s: nobody hears of it: %v\n", name, err)
+		return
+	}
+	defer pipe.Close()
+	fmt.Fprintf(pipe, "%s %s %d %d\n", name, a.verb, a.at, os.Getpid())
+}
+
+func (a action) do(name, hits string) {
+	a.tell(name, hits)
 	switch a.verb {
 	case "kill":
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)

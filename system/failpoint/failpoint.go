@@ -14,6 +14,14 @@
 // continues it, sleep:<duration> waits. "@n" acts at the n-th passage only; the
 // default is the first.
 //
+// "@path" instead of a list reads the list from that file at each passage, so
+// that a running process can be armed and disarmed; passages are counted anew
+// when the file says something new. Before it acts, a point writes the line
+//
+//	<name> <action> <passage> <process id>
+//
+// into the named pipe path.hits: the witness that it was reached.
+//
 // Package failpoint imports nothing of this module.
 package failpoint
 

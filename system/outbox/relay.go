@@ -12,6 +12,17 @@ import (
 	"mailproof/system/failpoint"
 )
 
+// Crash points between two steps: read → produced → acknowledged → marked, and
+// the end of an event that the broker refuses: dead → alert → stamp.
+const (
+	fpBeforeProduce = "outbox.before-produce"
+	fpAfterProduce  = "outbox.after-produce"
+	fpBeforeMark    = "outbox.before-mark"
+	fpAfterMark     = "outbox.after-mark"
+	fpAfterDead     = "outbox.after-dead"
+	fpAfterAlert    = "outbox.after-alert"
+)
+
 const (
 	// lingerFor is how long the producer collects records of one partition.
 	lingerFor = time.Millisecond
@@ -184,8 +195,9 @@ func (l *leader) cut(rows []row) []row {
 // publish produces rows pipelined, marks the acknowledged prefix, also when a
 // later one failed, and notes the first failure.
 func (l *leader) publish(ctx context.Context, rows []row) error {
-	failpoint.At("outbox.before-produce")
+	failpoint.At(fpBeforeProduce)
 	b := l.produce(rows)
+	failpoint.At(fpAfterProduce)
 	if err := l.collect(ctx, b); err != nil {
 		return err
 	}
@@ -285,7 +297,7 @@ func (l *leader) advance(ctx context.Context, b *batch) error {
 		}
 		return l.s.ping(ctx)
 	}
-	failpoint.At("outbox.before-mark")
+	failpoint.At(fpBeforeMark)
 	if err := l.beforeMark(); err != nil {
 		return err
 	}
@@ -293,6 +305,7 @@ func (l *leader) advance(ctx context.Context, b *batch) error {
 		return err
 	}
 	b.prefix = end
+	failpoint.At(fpAfterMark)
 	return nil
 }
 
@@ -318,6 +331,7 @@ func (l *leader) fail(ctx context.Context, r row, cause error, sent int) error {
 	if err != nil || !dead {
 		return err
 	}
+	failpoint.At(fpAfterDead)
 	return l.alertDead(ctx)
 }
 
@@ -372,6 +386,7 @@ func (l *leader) alertDead(ctx context.Context) error {
 			l.cfg.Log.ErrorContext(ctx, "alert of a dead event failed, it will be repeated", "event_id", d.EventID, "err", err)
 			continue
 		}
+		failpoint.At(fpAfterAlert)
 		if err := l.s.alerted(ctx, d); err != nil {
 			return err
 		}

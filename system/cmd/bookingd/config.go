@@ -48,6 +48,7 @@ type config struct {
 	RelayMaxRejections   int           `env:"RELAY_MAX_REJECTIONS" envDefault:"10" doc:"an event refused this often for its own sake is dead: skipped and alerted; an unreachable broker never counts"`
 	MailEventsTopic      string        `env:"MAIL_EVENTS_TOPIC" envDefault:"mail.events" doc:"topic on which the mail service tells what became of each mail; off: nobody listens, and mails stay pending"`
 	MailEventsGroup      string        `env:"MAIL_EVENTS_GROUP" envDefault:"booking" doc:"consumer group for it"`
+	MailEventsSession    time.Duration `env:"MAIL_EVENTS_SESSION_TIMEOUT" envDefault:"45s" doc:"a process that is silent for longer loses its partitions of it"`
 
 	OutboxRetention time.Duration `env:"OUTBOX_RETENTION" envDefault:"168h" doc:"published events are kept this long"`
 }

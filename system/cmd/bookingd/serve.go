@@ -75,7 +75,7 @@ func serve(ctx context.Context, cfg config, log *slog.Logger) error {
 	if cfg.listens() {
 		mails := booking.NewMailEvents(booking.MailEventsConfig{
 			Brokers: cfg.KafkaBrokers, Topic: cfg.MailEventsTopic, Group: cfg.MailEventsGroup, Instance: cfg.Instance,
-			Mails: booking.Mails{Pool: pool}, Log: log, Timeout: cfg.StatementTimeout,
+			Mails: booking.Mails{Pool: pool}, Log: log, Timeout: cfg.StatementTimeout, SessionTimeout: cfg.MailEventsSession,
 		}, reg)
 		g.Go(func() error { return mails.Run(ctx) })
 	}

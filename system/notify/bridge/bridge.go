@@ -46,6 +46,7 @@ import (
 const (
 	fpAfterPoll    = "bridge.after-poll"
 	fpAfterPark    = "bridge.after-park"
+	fpAfterRows    = "bridge.after-rows"
 	fpAfterInsert  = "bridge.after-insert"
 	fpAfterCancel  = "bridge.after-cancel"
 	fpAfterPublish = "bridge.after-publish"
@@ -238,6 +239,7 @@ func (b *Bridge) insert(ctx context.Context, mails []mailEvent) (map[uuid.UUID]d
 	default:
 		return nil, err
 	}
+	failpoint.At(fpAfterRows)
 	for i, f := range found {
 		if err := b.accept(ctx, mails[i], f, bells); err != nil {
 			return nil, err

@@ -14,7 +14,11 @@ import (
 	"mailproof/system/notify/logging"
 )
 
-const fpLetterRung = "letters.after-ring"
+// Crash points: doorbell rung → letter removed.
+const (
+	fpLetterRung    = "letters.after-ring"
+	fpLetterRemoved = "letters.after-remove"
+)
 
 // Letter is one message of the dead-letter queue: a pointer to a row.
 type Letter struct {
@@ -167,6 +171,7 @@ func (c Clerk) judge(ctx context.Context, letters []Letter, rung, kept map[uuid.
 		if err := l.Remove(); err != nil {
 			return fmt.Errorf("remove the letter of %s: %w", row.DedupeKey, err)
 		}
+		failpoint.At(fpLetterRemoved)
 	}
 	return nil
 }

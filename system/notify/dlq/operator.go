@@ -23,7 +23,9 @@ const (
 	fpReplayMoved  = "replay.after-move"
 	fpReplayRung   = "replay.after-ring"
 	fpReplayTidied = "replay.after-letters"
+	fpDiscarded    = "discard.after-audit"
 	fpAgainMade    = "send-again.after-insert"
+	fpAgainRung    = "send-again.after-ring"
 )
 
 // ErrInvalid marks what was asked for wrongly.
@@ -319,6 +321,7 @@ func (o Operator) Discard(ctx context.Context, req DiscardRequest) (Report, erro
 	if report.Discarded == 0 {
 		return report, err
 	}
+	failpoint.At(fpDiscarded)
 	var tidyErr error
 	report.Letters, tidyErr = o.Clerk.Tidy(ctx, nil)
 	return report, errors.Join(err, tidyErr)
@@ -356,6 +359,7 @@ func (o Operator) SendAgain(ctx context.Context, key, actor, reason string) (del
 	if err := o.Ring.Ring(ctx, doorbell.Main(doorbell.Of(row))); err != nil {
 		return row, err
 	}
+	failpoint.At(fpAgainRung)
 	return row, o.Store.StampPublished(ctx, []uuid.UUID{row.ID})
 }
 

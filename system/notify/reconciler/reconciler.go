@@ -62,7 +62,12 @@ const (
 	Failing Result = "failed"   // the log could not be read
 )
 
-const fpAfterMove = "reconciler.after-move"
+// Crash points: asked the log → moved the row → rang for it.
+const (
+	fpAfterLookup = "reconciler.after-lookup"
+	fpAfterMove   = "reconciler.after-move"
+	fpAfterRing   = "reconciler.after-ring"
+)
 
 // Store is what the reconciler needs of the row store.
 type Store interface {
@@ -199,6 +204,9 @@ func (r *Reconciler) one(ctx context.Context, row delivery.Row) (Result, string,
 		}
 		v := judge(row, page, now, r.cfg.Bounds)
 		why = v.why
+		if v.result != Open {
+			failpoint.At(fpAfterLookup)
+		}
 		switch v.result {
 		case Found:
 			out, err := r.cfg.Store.Found(ctx, row.ID, logging.Plain(v.providerID, 500))
@@ -241,6 +249,8 @@ func (r *Reconciler) moved(ctx context.Context, out delivery.Outcome, res Result
 		if err := r.cfg.Ring.Ring(ctx, doorbell.Main(doorbell.Of(out.Row))); err != nil {
 			// The row is due: the sweeper rings for it.
 			r.cfg.Log.Warn("the doorbell is left to the sweeper", logging.DedupeKey, out.Row.DedupeKey, "error", err)
+		} else {
+			failpoint.At(fpAfterRing)
 		}
 	}
 	return res, why, nil

@@ -46,7 +46,13 @@ const (
 	CauseUnknown   = "unknown-unalerted"
 )
 
-const fpAfterRing = "sweeper.after-ring"
+// Crash points between two steps.
+const (
+	fpAfterLeases  = "sweeper.after-leases"
+	fpAfterExpired = "sweeper.after-expired"
+	fpAfterOverdue = "sweeper.after-overdue"
+	fpAfterRing    = "sweeper.after-ring"
+)
 
 // Store is what the sweeper needs of the row store.
 type Store interface {
@@ -151,6 +157,9 @@ func (s *Sweeper) leases(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if len(rows) > 0 {
+		failpoint.At(fpAfterLeases)
+	}
 	s.note(CauseLeaseOver, rows)
 	return s.alert(ctx, rows)
 }
@@ -159,6 +168,9 @@ func (s *Sweeper) expired(ctx context.Context) error {
 	rows, err := s.query(ctx, func(ctx context.Context) ([]delivery.Row, error) { return s.cfg.Store.Expire(ctx, s.cfg.Batch) })
 	if err != nil {
 		return err
+	}
+	if len(rows) > 0 {
+		failpoint.At(fpAfterExpired)
 	}
 	// The end of a mail's worth is no rescue: it is not counted as one.
 	return s.alert(ctx, rows)
@@ -259,6 +271,9 @@ func (s *Sweeper) overdue(ctx context.Context, lane Lane) error {
 	})
 	if err != nil {
 		return err
+	}
+	if len(rows) > 0 {
+		failpoint.At(fpAfterOverdue)
 	}
 	s.note(CauseOverdue, rows)
 	return s.ring(ctx, rows)

@@ -52,6 +52,8 @@ const (
 	fpAfterFailure  = "worker.after-failure"
 	fpAfterSettle   = "worker.after-settle"
 	fpAfterPublish  = "worker.after-publish"
+	fpAfterTrace    = "worker.after-trace"
+	fpAfterPark     = "worker.after-park"
 	fpAfterAck      = "worker.after-ack"
 )
 
@@ -266,17 +268,21 @@ func (w *Worker) traceAgain(ctx context.Context, id uuid.UUID) error {
 }
 
 // trace leaves what a settled state must leave outside the row.
-func (w *Worker) trace(ctx context.Context, row delivery.Row) error {
+func (w *Worker) trace(ctx context.Context, row delivery.Row) (err error) {
 	switch row.Status {
 	case delivery.Dead:
-		return w.cfg.Dead.Finish(ctx, row)
+		err = w.cfg.Dead.Finish(ctx, row)
 	case delivery.Unknown:
-		return w.raise(ctx, dlq.Alert(alerts.MailUnknown, row))
+		err = w.raise(ctx, dlq.Alert(alerts.MailUnknown, row))
 	case delivery.Expired:
-		return w.raise(ctx, dlq.Alert(alerts.MailExpired, row))
+		err = w.raise(ctx, dlq.Alert(alerts.MailExpired, row))
 	default:
 		return nil
 	}
+	if err == nil {
+		failpoint.At(fpAfterTrace)
+	}
+	return err
 }
 
 func (w *Worker) raise(ctx context.Context, a alerts.Alert) error {
@@ -322,6 +328,7 @@ func (w *Worker) park(ctx context.Context, d *amqp.Delivery, subject, reason str
 		return err
 	}
 	w.cfg.Metrics.DeadLetter(w.lane, "unreadable")
+	failpoint.At(fpAfterPark)
 	err := w.raise(ctx, alerts.Alert{
 		Kind: alerts.MessageUndecodable, Subject: subject, Occurrence: d.Queue, Detail: reason,
 	})
