@@ -37,6 +37,7 @@ func crashes(d Draw) []Scenario {
 		{"worker", "from the delivery to the ack", []string{"AC3", "M6-10", "M6-16", "OB-02", "OB-04", "TRAP-M6-9"}},
 		{"session", "inside the mail session", []string{"AC3", "M6-16", "OB-02", "OB-04"}},
 		{"end", "dead letters, replay and sweeper", []string{"M6-04", "M6-18", "AC7", "TRAP-1-2"}},
+		{"campaign", "a campaign taken in", []string{"C-13", "C-14"}},
 		{"reconciler", "UNKNOWN mails and the server's log", []string{"OB-07"}},
 		{"events", "from the mail back to the booking", []string{"A2-14", "C-12"}},
 	}
@@ -96,7 +97,7 @@ func crashSystem() System {
 		"BOOKINGD_RELAY_SESSION_TIMEOUT": "2s", "BOOKINGD_RELAY_STANDBY": "300ms", "BOOKINGD_RELAY_MAX_REJECTIONS": "1",
 		// A stopped process has room for few of the doorbells that are rung for
 		// the mails that it holds: the others find the process that lives.
-		"NOTIFYD_TICKET_CONSUMERS": "3", "NOTIFYD_TICKET_PREFETCH": "1",
+		"NOTIFYD_TICKET_CONSUMERS": "3", "NOTIFYD_TICKET_PREFETCH": "1", "NOTIFYD_MARKETING_PREFETCH": "1",
 	}
 	return s
 }
@@ -167,6 +168,8 @@ type crashable interface {
 	DeadEvent(ctx context.Context, name string) (bool, error)
 	ReplayOne(ctx context.Context, process, key string, attempts int) (target.ReplayReport, error)
 	DiscardOne(ctx context.Context, process, key string) error
+	CampaignWhy(ctx context.Context, c target.CampaignRequest) (target.CampaignResult, history.OpOutcome, error)
+	CampaignKey(id, recipient string) string
 }
 
 // crashRun is the strikes of one cell, made one after another.
@@ -396,6 +399,19 @@ func (s *strike) batch(ctx context.Context, victim target.Process, passage int, 
 	return true, s.rest(ctx, play, crashRest)
 }
 
+// key of the customer's mail.
+func (s *strike) key(b Booking) string {
+	if s.point.Story == pathOffer {
+		return s.run.target.CampaignKey(s.campaign(), b.Recipient)
+	}
+	return s.run.target.Key(b.ID, 1)
+}
+
+// campaign of the strike: each batch brings new recipients.
+func (s *strike) campaign() string {
+	return strings.NewReplacer(" ", "-", "+", "-", ".", "-").Replace(s.Name())
+}
+
 // kill starts the process again that died at the point.
 func (s *strike) kill(ctx context.Context, victim target.Process, t trap) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restartBound)
@@ -471,7 +487,7 @@ func (s *strike) Witness(ctx context.Context) (faults.Witness, error) {
 	}
 	keys := make([]string, len(s.cast))
 	for i, b := range s.cast {
-		keys[i] = s.run.target.Key(b.ID, 1)
+		keys[i] = s.key(b)
 	}
 	text := fmt.Sprintf("%s; %d batches", s.hit, s.batches)
 	if s.act == actPause {
@@ -490,8 +506,11 @@ func (s *strike) told(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if s.point.Story == pathOffer {
+		return nil // no booking service asked for these
+	}
 	for _, b := range s.cast {
-		key := s.run.target.Key(b.ID, 1)
+		key := s.key(b)
 		told, err := s.awaitTold(ctx, b, states[key], deadline)
 		if err != nil {
 			return err

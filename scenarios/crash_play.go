@@ -28,8 +28,6 @@ type play struct {
 
 func (p *play) caught() bool { return p.isCaught.Load() }
 
-func (p *play) key(b Booking) string { return p.run.target.Key(b.ID, 1) }
-
 // before makes the state that the story needs, undisturbed.
 func (p *play) before(ctx context.Context) error {
 	switch p.point.Story {
@@ -80,6 +78,9 @@ func (p *play) past(ctx context.Context) error {
 		})
 	case pathBroken:
 		return p.tell(ctx, func(ctx context.Context, b Booking) error { return p.run.target.WriteRefusedEvent(ctx, "broken:"+b.ID) })
+	}
+	if p.point.Story == pathOffer {
+		return p.offer(ctx)
 	}
 	return p.confirmAll(ctx)
 }
@@ -297,4 +298,36 @@ func (p *play) discard(ctx context.Context) error {
 			return outcomeOf(err)
 		})
 	})
+}
+
+// offer asks for a campaign's mails, all in one call, until it is acknowledged.
+func (p *play) offer(ctx context.Context) error {
+	request := target.CampaignRequest{ID: p.campaign()}
+	evidence := history.Campaign{ID: request.ID}
+	for _, b := range p.cast {
+		evidence.Recipients = append(evidence.Recipients, b.Recipient)
+		evidence.Keys = append(evidence.Keys, p.key(b))
+	}
+	request.Recipients = slices.Values(evidence.Recipients)
+	intended := history.Now()
+	for deadline := time.Now().Add(crashFind); ; {
+		request.Process = p.operator()
+		call := history.Now()
+		try, cancel := context.WithTimeout(ctx, tryTimeout)
+		result, outcome, err := p.run.target.CampaignWhy(try, request)
+		cancel()
+		returned, answered := history.Now(), evidence
+		answered.New, answered.Known = result.New, result.Known
+		p.run.bench.Record(history.Record{T: returned, Kind: history.KindOp, Op: &history.Op{
+			Name: "campaign", Intended: intended, Call: call, Return: returned, Outcome: outcome, Campaign: &answered,
+		}})
+		switch {
+		case outcome == history.OpOK:
+			return nil
+		case time.Now().After(deadline):
+			return fmt.Errorf("campaign %s was not acknowledged within %s: %w", request.ID, crashFind, err)
+		case !pause(ctx, tryAgain):
+			return ctx.Err()
+		}
+	}
 }

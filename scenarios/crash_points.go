@@ -77,6 +77,7 @@ const (
 	pathOrphan    = "orphan"    // its worker is killed at DATA, and its lease runs out
 	pathGarbage   = "garbage"   // a record that nobody can read
 	pathBroken    = "broken"    // an event that the broker refuses
+	pathOffer     = "offer"     // a campaign's mail
 )
 
 func holdOnly() []string   { return []string{"hold"} }
@@ -173,6 +174,12 @@ func CrashPoints() []CrashPoint {
 		CrashPoint{Name: "letters.after-remove", Story: pathReplayed, Between: "dead letter acked → next letter"},
 		CrashPoint{Name: "replay.after-letters", Story: pathReplayed, Between: "dead letters removed → operator answered"},
 		CrashPoint{Name: "discard.after-audit", Story: pathDiscarded, Policies: resendOnly(), Between: "discard written down → dead letter removed"},
+	)
+	add("campaign", "notifyd", pastLease,
+		CrashPoint{Name: "campaign.after-read", Story: pathOffer, Policies: resendOnly(), Between: "lines read → rows inserted"},
+		CrashPoint{Name: "campaign.after-insert", Story: pathOffer, Policies: resendOnly(), Between: "rows inserted → messages published"},
+		CrashPoint{Name: "campaign.after-publish", Story: pathOffer, Policies: resendOnly(), Between: "messages confirmed → rows stamped"},
+		CrashPoint{Name: "campaign.after-stamp", Story: pathOffer, Policies: resendOnly(), Between: "rows stamped → caller answered"},
 	)
 	add("reconciler", "notifyd", pastLease,
 		CrashPoint{Name: "reconciler.after-lookup", Story: pathLost, Policies: holdOnly(), Between: "copy found in the server's log → row SENT"},

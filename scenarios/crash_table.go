@@ -86,7 +86,7 @@ func (t *CrashTable) add(h *history.History, sc reports.Scenario) {
 	if t.cells == nil {
 		t.cells = map[string]CrashCell{}
 	}
-	cells := cellsOf(h, sc.Findings)
+	cells := crashCellsOf(h, sc.Findings)
 	owned := map[string]bool{}
 	for _, c := range cells {
 		c.Seed = sc.Seed
@@ -107,8 +107,8 @@ func told(f verify.Finding) string {
 	return strings.TrimSpace(fmt.Sprintf("%s %s %s: %s", f.Verdict, f.Invariant, f.Key, f.Text))
 }
 
-// cellsOf reads the cells from one history and what was found of it.
-func cellsOf(h *history.History, findings []verify.Finding) []CrashCell {
+// crashCellsOf reads the cells from one history and what was found of it.
+func crashCellsOf(h *history.History, findings []verify.Finding) []CrashCell {
 	points := map[string]CrashPoint{}
 	for _, p := range CrashPoints() {
 		for _, act := range []string{actKill, actPause} {

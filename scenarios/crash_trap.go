@@ -132,9 +132,9 @@ func (s *strike) armServer(ctx context.Context, victim target.Process) (trap, er
 	}, nil
 }
 
-// recipients of the story; a connection has none before RCPT.
+// recipients of the story; before RCPT the server knows none.
 func (s *strike) recipients() string {
-	if s.point.stage == smtp.StageEHLO {
+	if s.point.stage == smtp.StageEHLO || s.point.stage == smtp.StageMail {
 		return ""
 	}
 	return s.point.Story + "*"
