@@ -14,11 +14,18 @@ type Act struct {
 	Title, Part string
 	// Possible is nil, or says why the act cannot be carried out here.
 	Possible error
+	// Ready finds out what Strike needs to know, before the part is broken. May be
+	// nil.
+	Ready func(ctx context.Context) error
 	// Strike breaks the part, leaves it broken for as long as the act is to last,
-	// mends it, and returns what the far side showed meanwhile.
+	// mends it unless Restore does, and returns what the far side showed
+	// meanwhile. The fault's record spans it.
 	Strike func(ctx context.Context) (Witness, error)
-	// Mend is called when Strike has failed or was cut short; it must tolerate a
-	// part that is whole. May be nil.
+	// Restore mends what Strike left broken; what it returns is added to the
+	// witness. May be nil.
+	Restore func(ctx context.Context) (string, error)
+	// Mend is called when one of them has failed or was cut short; it must
+	// tolerate a part that is whole. May be nil.
 	Mend func(ctx context.Context) error
 }
 
@@ -46,7 +53,7 @@ type turn struct {
 
 	mu       sync.Mutex
 	from, to int64
-	whole    bool // Strike returned without an error
+	whole    bool // all went well
 	seen     Witness
 }
 
@@ -70,16 +77,29 @@ func (t *turn) run(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+	if t.act.Ready != nil {
+		if err := t.act.Ready(ctx); err != nil {
+			return err
+		}
+	}
 	t.mu.Lock()
 	t.from = t.clock()
 	t.mu.Unlock()
 	seen, err := t.act.Strike(ctx)
 	t.mu.Lock()
-	t.to, t.seen, t.whole = t.clock(), seen, err == nil
+	t.to = t.clock()
 	t.mu.Unlock()
+	if err == nil && t.act.Restore != nil {
+		var more string
+		more, err = t.act.Restore(ctx)
+		seen.Text += more
+	}
 	if err != nil {
 		return err
 	}
+	t.mu.Lock()
+	t.seen, t.whole = seen, true
+	t.mu.Unlock()
 	t.struckOnce()
 	if t.settle == nil {
 		return nil
@@ -101,7 +121,7 @@ func (t *turn) Heal(ctx context.Context) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.to = t.clock()
+	t.to = max(t.to, t.clock())
 	return err
 }
 

@@ -97,3 +97,38 @@ func TestActBeforeItsTurn(t *testing.T) {
 	require.Empty(t, second.Record().Witness)
 	require.Equal(t, history.Installed, second.Record().Outcome, "without a witness: the judge calls the run invalid")
 }
+
+// The record spans Strike alone: Ready comes before, Restore after.
+func TestActInThreeSteps(t *testing.T) {
+	t.Parallel()
+	clock := ticks()
+	var readyAt, restoredAt int64
+	f := InTurn(clock, nil, Act{
+		Title: "three", Part: "part",
+		Ready:   func(context.Context) error { readyAt = clock(); return nil },
+		Strike:  func(context.Context) (Witness, error) { return Witness{Text: "away", Count: 1}, nil },
+		Restore: func(context.Context) (string, error) { restoredAt = clock(); return ", and back", nil },
+	})[0]
+	r := NewRun(f, ticks())
+	require.NoError(t, r.Inject(t.Context()))
+	require.NoError(t, r.Wait(t.Context()))
+	require.NoError(t, r.Heal(t.Context()))
+	require.NoError(t, r.Witness(t.Context()))
+	require.Equal(t, "away, and back", r.Record().Witness)
+	require.Less(t, readyAt, r.Record().Start)
+	require.Less(t, r.Record().End, restoredAt)
+
+	mended := false
+	f = InTurn(clock, nil, Act{
+		Title: "unrestored", Part: "part",
+		Strike:  func(context.Context) (Witness, error) { return Witness{Text: "away"}, nil },
+		Restore: func(context.Context) (string, error) { return "", errors.New("no") },
+		Mend:    func(context.Context) error { mended = true; return nil },
+	})[0]
+	r = NewRun(f, ticks())
+	require.NoError(t, r.Inject(t.Context()))
+	require.NoError(t, r.Wait(t.Context()))
+	require.NoError(t, r.Heal(t.Context()))
+	require.True(t, mended)
+	require.Equal(t, history.Indeterminate, r.Record().Outcome)
+}

@@ -118,17 +118,6 @@ func (c Cluster) other(than infra.Node) infra.Node {
 	return nil
 }
 
-// next waits until another node than the former leads.
-func (c Cluster) next(ctx context.Context, former infra.Node) (infra.Node, error) {
-	return awaited(ctx, func(ctx context.Context) (infra.Node, error) {
-		n, err := c.Leader(ctx, c.Vhost, c.Queue)
-		if err == nil && n.Name() == former.Name() {
-			err = fmt.Errorf("%s still leads %s", former.Name(), c.Queue)
-		}
-		return n, err
-	})
-}
-
 // awaited repeats ask until it succeeds, within nodeBound.
 func awaited[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, nodeBound)
@@ -158,72 +147,76 @@ func (c Cluster) whole(ctx context.Context) error {
 	return err
 }
 
-// LeaderKilled is SIGKILL of the node that leads the queue; it is started again
-// after down.
-func LeaderKilled(c Cluster, down time.Duration) Act {
+// LeaderKilled is SIGKILL of the node that leads the queue. It stays dead until
+// meanwhile returns, and is started again.
+func LeaderKilled(c Cluster, meanwhile func(ctx context.Context) error) Act {
+	var leader infra.Node
 	return Act{
 		Title: "rabbitmq-leader-killed", Part: "RabbitMQ leader of " + c.Queue, Mend: c.mend,
+		Ready: func(ctx context.Context) (err error) { leader, err = c.leader(ctx); return err },
 		Strike: func(ctx context.Context) (Witness, error) {
-			leader, err := c.leader(ctx)
-			if err != nil {
-				return Witness{}, err
-			}
-			pid, began := leader.PID(), time.Now()
+			pid := leader.PID()
 			if err := leader.Kill(ctx); err != nil {
 				return Witness{}, err
 			}
-			next, err := c.next(ctx, leader)
-			if err != nil {
-				return Witness{}, err
+			gone := dialAMQP(ctx, c.url(leader))
+			if gone == nil {
+				return Witness{}, fmt.Errorf("%s got SIGKILL, and still serves", leader.Name())
 			}
-			elected := time.Since(began)
-			if !sleep(ctx, down) {
-				return Witness{}, ctx.Err()
-			}
-			if err := errors.Join(leader.Restart(ctx), c.whole(ctx)); err != nil {
+			if err := meanwhile(ctx); err != nil {
 				return Witness{}, err
 			}
 			return Witness{
-				Text: fmt.Sprintf("%s led %s and got SIGKILL (process %d); %s led when first asked, after %.1f s; process %d serves since",
-					leader.Name(), c.Queue, pid, next.Name(), elected.Seconds(), leader.PID()),
+				Text:  fmt.Sprintf("%s led %s and got SIGKILL (process %d); a client of it was told %q; ", leader.Name(), c.Queue, pid, short(gone)),
 				Count: 1,
 			}, nil
+		},
+		Restore: func(ctx context.Context) (string, error) {
+			err := errors.Join(leader.Restart(ctx), c.whole(ctx))
+			next, asked := c.leader(ctx)
+			if err = errors.Join(err, asked); err != nil {
+				return "", err
+			}
+			return fmt.Sprintf("process %d serves since, and %s leads", leader.PID(), next.Name()), nil
 		},
 	}
 }
 
-// LeaderCutOff parts the node that leads the queue from its peers for cut.
-func LeaderCutOff(c Cluster, cut time.Duration) Act {
+// LeaderCutOff parts the node that leads the queue from its peers until
+// meanwhile returns.
+func LeaderCutOff(c Cluster, meanwhile func(ctx context.Context) error) Act {
+	var leader infra.Node
+	var pid int
 	return Act{
 		Title: "rabbitmq-leader-cut-off", Part: "RabbitMQ leader of " + c.Queue, Mend: c.mend,
+		Ready: func(ctx context.Context) (err error) { leader, err = c.leader(ctx); return err },
 		Strike: func(ctx context.Context) (Witness, error) {
-			leader, err := c.leader(ctx)
-			if err != nil {
-				return Witness{}, err
-			}
-			pid := leader.PID()
+			pid = leader.PID()
 			if err := c.CutOff(ctx, leader); err != nil {
 				return Witness{}, err
 			}
 			aside := dialAMQP(ctx, c.url(leader))
-			next, err := c.next(ctx, leader)
-			if err != nil {
+			if err := meanwhile(ctx); err != nil {
 				return Witness{}, err
 			}
-			if !sleep(ctx, cut) {
-				return Witness{}, ctx.Err()
-			}
-			if err := errors.Join(c.Rejoin(ctx, leader), c.whole(ctx)); err != nil {
-				return Witness{}, err
-			}
-			if leader.PID() != pid || aside == nil {
-				return Witness{}, fmt.Errorf("%s was process %d and is %d, and served meanwhile: %t", leader.Name(), pid, leader.PID(), aside == nil)
+			if aside == nil {
+				return Witness{}, fmt.Errorf("%s was cut off, and still serves", leader.Name())
 			}
 			return Witness{
-				Text: fmt.Sprintf("%s led %s and was cut off; a client of it was told %q; %s led the majority; the same process %d has joined again",
-					leader.Name(), c.Queue, short(aside), next.Name(), pid),
+				Text:  fmt.Sprintf("%s led %s and was cut off; a client of it was told %q; ", leader.Name(), c.Queue, short(aside)),
 				Count: 1,
 			}, nil
+		},
+		Restore: func(ctx context.Context) (string, error) {
+			err := errors.Join(c.Rejoin(ctx, leader), c.whole(ctx))
+			next, asked := c.leader(ctx)
+			if err = errors.Join(err, asked); err != nil {
+				return "", err
+			}
+			if leader.PID() != pid {
+				return "", fmt.Errorf("%s was process %d and is %d", leader.Name(), pid, leader.PID())
+			}
+			return fmt.Sprintf("the same process %d has joined again, and %s leads", pid, next.Name()), nil
 		},
 	}
 }

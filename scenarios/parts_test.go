@@ -139,3 +139,19 @@ func TestDrainedMailsAreTriedOnce(t *testing.T) {
 	judgeDrained(&history.History{}, &own)
 	require.Equal(t, verify.Invalid, own.Findings[0].Verdict)
 }
+
+func TestQueueOutlivesItsLeader(t *testing.T) {
+	t.Parallel()
+	judge := func(call, dot int64) ownFindings {
+		var own ownFindings
+		judgeOutlived(&history.History{
+			Faults:   []history.Fault{{Name: faultLeaderKilled, Start: 10 * sec, End: 20 * sec}},
+			Ops:      []history.Op{{Name: "confirm", Key: "k", Call: call}},
+			Attempts: []history.Attempt{{Key: "k", Stored: true, DotAt: dot}},
+		}, &own)
+		return own
+	}
+	require.Empty(t, judge(11*sec, 12*sec).Findings)
+	require.Equal(t, verify.Fail, judge(9*sec, 12*sec).Findings[0].Verdict, "it was with the queue before")
+	require.Equal(t, verify.Fail, judge(11*sec, 21*sec).Findings[0].Verdict, "it was delivered after")
+}
