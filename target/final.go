@@ -23,6 +23,8 @@ const (
 	dialTimeout = 5 * time.Second
 	// topicTimeout bounds reading the whole topic.
 	topicTimeout = time.Minute
+	// drainPoll is how often a queue is looked at whose messages somebody holds.
+	drainPoll = 20 * time.Millisecond
 	// quorumTick is how often quorum queues refresh the figures that the
 	// broker's tool lists (rabbit.quorum_tick_interval).
 	quorumTick = 5 * time.Second
@@ -63,7 +65,7 @@ func (p *Pipeline) Final(ctx context.Context) (history.Final, error) {
 	read(err)
 	f.Queues, err = p.queuesAtRest(ctx)
 	read(err)
-	f.DLQ, err = p.drainDLQ(ctx)
+	f.DLQ, err = p.drainDLQ(ctx, letters(f.Queues))
 	read(err)
 	f.Topic, err = p.readTopic(ctx)
 	read(err)
@@ -191,19 +193,37 @@ func (p *Pipeline) channel() (*amqp091.Connection, *amqp091.Channel, error) {
 	return nil, nil, fmt.Errorf("no RabbitMQ node answers: %w", errors.Join(errs...))
 }
 
+// letters is how many messages the dead-letter queue holds.
+func letters(qs []history.QueueState) int {
+	for _, q := range qs {
+		if q.Name == contract.QueueDLQ {
+			return q.Messages
+		}
+	}
+	return 0
+}
+
 // drainDLQ takes every message out of the dead-letter queue. They are acked:
 // getting and requeueing would drop them at the delivery limit.
-func (p *Pipeline) drainDLQ(ctx context.Context) ([]history.DeadLetter, error) {
+//
+// The mail service sees that the queue changes and looks its letters through: it
+// may hold some of them for a moment, and gives them back. want is how many
+// there are.
+func (p *Pipeline) drainDLQ(ctx context.Context, want int) ([]history.DeadLetter, error) {
 	conn, ch, err := p.channel()
 	if err != nil {
 		return nil, fmt.Errorf("dead-letter queue: %w", err)
 	}
 	defer func() { _ = conn.Close() }() // every message was acked one by one
 	out := []history.DeadLetter{}
-	for ctx.Err() == nil {
+	for patience := time.Now().Add(quorumTick); ctx.Err() == nil; {
 		d, ok, err := ch.Get(contract.QueueDLQ, false)
 		if err != nil {
 			return out, fmt.Errorf("dead-letter queue: %w", err)
+		}
+		if !ok && len(out) < want && time.Now().Before(patience) {
+			time.Sleep(drainPoll) // no event tells that a message was given back
+			continue
 		}
 		if !ok {
 			return out, nil

@@ -81,6 +81,11 @@ func checkGaps(e *Evidence, m *Mail, r *report) {
 			continue
 		}
 		if refusedForGood(a) && !a.Breach {
+			// The refusal may have been read by a process that could not write it
+			// down.
+			if e.struckBeforeSettled(m, a, next.From) != "" {
+				continue
+			}
 			r.breach(m.Key, "attempt %d was made after attempt %d had been refused for good: %s", next.ID, a.ID, a.Reply)
 			continue
 		}

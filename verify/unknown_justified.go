@@ -1,6 +1,10 @@
 package verify
 
-import "mailproof/history"
+import (
+	"slices"
+
+	"mailproof/history"
+)
 
 var unknownJustified = rule{
 	name:      "unknown-justified",
@@ -15,12 +19,16 @@ var unknownJustified = rule{
 				r.breach(m.Key, "UNKNOWN, and every attempt was answered, and nothing kept the system from writing that down")
 				return
 			}
-			if policy := e.policy(m); policy != "hold" && !e.usedUp(m) && !m.MayBeCancelled() {
+			if policy := e.policy(m); policy != "hold" && !e.usedUp(m) && !m.MayBeCancelled() && !m.refusedForGood() {
 				r.breach(m.Key, "UNKNOWN after %d of %d attempts: policy %s tries again", m.Rows[0].Attempts, e.limit(m), policy)
 			}
 		})
 	},
 }
+
+// refusedForGood: no policy tries again then, and an earlier attempt that is open
+// keeps the mail from being called dead.
+func (m *Mail) refusedForGood() bool { return slices.ContainsFunc(m.Attempts, refusedForGood) }
 
 // hasUnsettledAttempt looks for one in the ledger, or, since a worker that died
 // before it reached the server leaves none there, for a claim that a fault cut

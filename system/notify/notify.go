@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -379,13 +380,38 @@ func (s *service) addLane(t contract.MailType, consumers, prefetch int, limit wo
 	return nil
 }
 
+// netStore is the store as the sweeper needs it.
+type netStore struct {
+	*delivery.Store
+	pool   *pgxpool.Pool
+	alerts *alerts.Raiser
+}
+
+// Expire ends rows and raises their alerts, both or neither.
+func (n netStore) Expire(ctx context.Context, limit int) (rows []delivery.Row, err error) {
+	var tell func()
+	err = pgx.BeginFunc(ctx, n.pool, func(tx pgx.Tx) error {
+		inside := n.Store.On(tx)
+		if rows, err = inside.Expire(ctx, limit); err != nil {
+			return err
+		}
+		tell, err = n.alerts.RaiseIn(ctx, inside, sweeper.AlertsOf(rows)...)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("expire: %w", err)
+	}
+	tell()
+	return rows, nil
+}
+
 func (s *service) sweeper() *sweeper.Sweeper {
 	lanes := []sweeper.Lane{
 		{Type: contract.TicketConfirmation, Prefetch: s.cfg.TicketPrefetch},
 		{Type: contract.Marketing, Prefetch: s.cfg.MarketingPrefetch},
 	}
 	return sweeper.New(sweeper.Config{
-		Store: s.store, Ring: s.ring, Dead: s.dead, Alerts: s.alerts, Depth: s.depth, Metrics: s.metrics, Log: s.log,
+		Store: netStore{Store: s.store, pool: s.pool, alerts: s.alerts}, Ring: s.ring, Dead: s.dead, Alerts: s.alerts, Depth: s.depth, Metrics: s.metrics, Log: s.log,
 		Interval: s.cfg.SweeperInterval, Grace: s.cfg.SweeperGrace, Batch: s.cfg.SweeperBatch, Rate: s.cfg.SweeperRate,
 		Retention: s.cfg.Retention, Lanes: lanes, Timeout: s.cfg.StatementTimeout,
 		// Twice the confirm: a publish that is repeated once still counts.

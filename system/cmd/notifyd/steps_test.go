@@ -59,3 +59,25 @@ func TestUnreadableMessageKilledBeforeItsAlert(t *testing.T) {
 		return alerts == 1 && letters == 2 && ticket == 0, fmt.Sprint(alerts, letters, ticket)
 	})
 }
+
+// A sweeper that dies right after it ended a row that is not worth sending any
+// more: the alert was committed with the row, since nobody would come back for
+// it (OB-11).
+func TestExpiredKilledAtOnce(t *testing.T) {
+	p := newPlace(t, smtp.Options{Rules: []smtp.Rule{smtp.On(smtp.StageRcpt, smtp.Reply).Code(451).Rule()}})
+	p.migrate()
+	p.env["NOTIFYD_RETRY_DELAYS"] = "1m" // no message looks at the row meanwhile
+	n := p.launch("failpoint", map[string]string{
+		"NOTIFYD_SWEEPER": "on", "NOTIFYD_SWEEPER_INTERVAL": "100ms", "FAILPOINTS": "sweeper.after-expired=kill",
+	})
+	n.await("ready")
+	p.produce(p.confirmed("b1"))
+	p.awaitState("ticket:b1", "FAILED")
+	_, err := p.pool.Exec(t.Context(), "UPDATE notifications SET expires_at = now()")
+	require.NoError(t, err)
+	require.True(t, n.killedItself(), "the point was not passed")
+	p.awaitState("ticket:b1", "EXPIRED")
+	require.Equal(t, 1, p.count("SELECT count(*) FROM alerts WHERE kind = 'mail-expired' AND dedupe_key = 'ticket:b1'"))
+	p.start(map[string]string{"NOTIFYD_SWEEPER": "on", "NOTIFYD_SWEEPER_INTERVAL": "100ms"})
+	require.Equal(t, 1, p.count("SELECT count(*) FROM alerts"))
+}

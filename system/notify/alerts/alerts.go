@@ -123,6 +123,28 @@ func (r *Raiser) RaiseNew(ctx context.Context, alerts ...Alert) (int, error) {
 	return fresh, nil
 }
 
+// RaiseIn records alerts in a table inside a transaction of the caller's. tell,
+// called after the commit, tells of those that are new. A crash between the two
+// leaves them in the table only.
+func (r *Raiser) RaiseIn(ctx context.Context, table Table, alerts ...Alert) (tell func(), err error) {
+	var fresh []Alert
+	for _, a := range alerts {
+		a.Detail = logging.Plain(a.Detail, 4000)
+		isNew, err := table.RaiseIncident(ctx, string(a.Kind), a.Subject, a.Occurrence, a.Detail)
+		if err != nil {
+			return nil, err
+		}
+		if isNew {
+			fresh = append(fresh, a)
+		}
+	}
+	return func() {
+		for _, a := range fresh {
+			r.tell(a)
+		}
+	}, nil
+}
+
 func (r *Raiser) tell(a Alert) {
 	r.count.Alert(string(a.Kind))
 	r.log.Error("alert", "kind", string(a.Kind), a.Kind.subject(), a.Subject, logging.EventID, a.EventID,

@@ -60,6 +60,8 @@ type Store interface {
 	CountDue(ctx context.Context, t contract.MailType) (int64, error)
 	OverdueIn(ctx context.Context, t contract.MailType, grace time.Duration, limit int) ([]delivery.Row, error)
 	Unstamped(ctx context.Context, olderThan time.Duration, limit int) ([]delivery.Row, error)
+	// Expire also raises [AlertsOf] the rows, in its own transaction: nobody looks
+	// for an EXPIRED row that lacks its alert.
 	Expire(ctx context.Context, limit int) ([]delivery.Row, error)
 	UnknownRows(ctx context.Context, after delivery.After, limit int) ([]delivery.Row, error)
 	DeleteAtRest(ctx context.Context, keep time.Duration, limit int) (int64, error)
@@ -166,18 +168,20 @@ func (s *Sweeper) leases(ctx context.Context) error {
 
 func (s *Sweeper) expired(ctx context.Context) error {
 	rows, err := s.query(ctx, func(ctx context.Context) ([]delivery.Row, error) { return s.cfg.Store.Expire(ctx, s.cfg.Batch) })
-	if err != nil {
-		return err
-	}
-	if len(rows) > 0 {
+	if err == nil && len(rows) > 0 {
+		// The end of a mail's worth is no rescue: it is not counted as one.
 		failpoint.At(fpAfterExpired)
 	}
-	// The end of a mail's worth is no rescue: it is not counted as one.
-	return s.alert(ctx, rows)
+	return err
 }
 
 // alert tells of rows by the state they are in.
 func (s *Sweeper) alert(ctx context.Context, rows []delivery.Row) error {
+	return s.cfg.Alerts.Raise(ctx, AlertsOf(rows)...)
+}
+
+// AlertsOf are the alerts of rows that the sweeper ended, by their state.
+func AlertsOf(rows []delivery.Row) []alerts.Alert {
 	var told []alerts.Alert
 	for _, r := range rows {
 		switch r.Status {
@@ -187,7 +191,7 @@ func (s *Sweeper) alert(ctx context.Context, rows []delivery.Row) error {
 			told = append(told, dlq.Alert(alerts.MailExpired, r))
 		}
 	}
-	return s.cfg.Alerts.Raise(ctx, told...)
+	return told
 }
 
 // dead finishes rows whose worker died between the settle and the stamp. The
