@@ -94,9 +94,11 @@ func Criteria() []Criterion {
 		},
 		{
 			ID: "AC6", Text: "with 50k marketing mails queued, tickets CONFIRMED→sent p95 < 5 s",
-			From: []string{"t6.6"}, By: []string{"nothing-lost"},
+			From: []string{"t6.6"}, By: []string{"ticket-latency", "flood-is-there", "flood-is-accepted", "nothing-lost"},
 			Figure: func(c Cells) string {
-				return fmt.Sprintf("tickets p95 %s", milliseconds(c.first().Latency.P95))
+				return fmt.Sprintf("tickets p95 %s in the flood, %s alone (< 5 s); %.0f marketing mails waited at least",
+					milliseconds(c.measured("tickets in the flood, to SENT, p95")), milliseconds(c.measured("tickets alone, to SENT, p95")),
+					c.measured("marketing queue, shortest"))
 			},
 		},
 		{
@@ -200,7 +202,9 @@ func JudgeGate(sum reports.Summary, criteria []Criterion, again func(ids ...stri
 		judged.Command = again(c.ID)
 		g.Criteria = append(g.Criteria, judged)
 		g.Verdict = verify.Worse(g.Verdict, judged.Verdict)
-		if c.RealDelays && slices.ContainsFunc(c.cells(sum).list, func(s reports.Scenario) bool { return !slices.Equal(s.RetryDelays, realDelays()) }) {
+		if c.RealDelays && slices.ContainsFunc(c.cells(sum).list, func(s reports.Scenario) bool {
+			return len(s.RetryDelays) > 0 && !slices.Equal(s.RetryDelays, realDelays()) // a cell that broke at its start has none
+		}) {
 			g.Short = true
 		}
 	}

@@ -139,6 +139,10 @@ func TestACriterionIsAsGoodAsItsCells(t *testing.T) {
 		{"a shared cell is missing", gone("t6.3/resend"), map[string]verify.Verdict{"AC4": invalid, "AC8": invalid}, ""},
 		{"a cell proves nothing", edit("t6.1", finds(invalid, "assurance")), map[string]verify.Verdict{"AC1": invalid, "AC2": invalid}, ""},
 		{"the harness failed", edit("t6.4", finds(broken, "harness")), map[string]verify.Verdict{"AC5": broken}, ""},
+		{"a cell that broke at its start", edit("t6.3", func(s *reports.Scenario) {
+			*s = reports.Scenario{Name: s.Name, Policy: s.Policy, Dir: s.Dir}
+			finds(broken, "harness")(s)
+		}), map[string]verify.Verdict{"AC4": broken, "AC8": broken}, "harness"},
 		{"still moving at the bound", edit("t6.8", finds(unknown, "quiesced")), map[string]verify.Verdict{"AC7": unknown}, ""},
 		{"a fail outweighs an invalid run", edit("t6.8", func(s *reports.Scenario) {
 			finds(invalid, "assurance")(s)
@@ -193,6 +197,7 @@ func TestACriterionIsAsGoodAsItsCells(t *testing.T) {
 			require.Equal(t, c.want, got)
 			require.Contains(t, first, c.says)
 			require.Equal(t, worst, g.Verdict)
+			require.Equal(t, strings.HasPrefix(c.name, "shortened delays"), g.Short)
 		})
 	}
 }

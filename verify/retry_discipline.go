@@ -104,11 +104,28 @@ func checkGap(e *Evidence, m *Mail, a, next *history.Attempt, number int, r *rep
 	over := max(a.From, a.DotAt)
 	if answered(a) {
 		over = a.To
+		// The server stamps the end after the reply has left: what the client did
+		// with the reply by then is in the log, and it had read it before that.
+		if at, ok := m.settledAt(a.From, next.From); ok {
+			over = min(over, at)
+		}
 	}
 	want := leastDelay(e.Meta.RetryDelays, number)
 	if got := time.Duration(next.From - over); got < want-retrySlack {
 		r.breach(m.Key, "attempt %d began %s after attempt %d was over, the delay is %s", next.ID, got.Round(time.Millisecond), a.ID, want)
 	}
+}
+
+// settledAt is when the log shows that a try of this stretch was settled as
+// failed, ok is false where it shows none.
+func (m *Mail) settledAt(from, to int64) (at int64, ok bool) {
+	for i := range m.Moves {
+		mv := &m.Moves[i]
+		if mv.From == stSending && mv.To == stFailed && mv.At > from && mv.At < to {
+			return mv.At, true
+		}
+	}
+	return 0, false
 }
 
 // leastDelay is the shortest delay that may follow the number-th attempt or a
