@@ -301,16 +301,16 @@ func missing(path []int64) bool {
 func (r *runner) hopsPart(ctx context.Context) error {
 	out := &Hops{PerSecond: r.size.ticketRate, Hops: clone(hopTable), Beside: clone(besideTable)}
 	r.result.Hops = out
-	for i := range r.repeats {
+	for i := range r.size.repeats {
 		arrivals, err := drawTickets(r.cfg.Seed, fmt.Sprintf("hops%d", i), r.size.idleTickets, r.size.ticketRate)
 		if err != nil {
 			return err
 		}
-		r.say("hops: serial floor, %d of %d", i+1, r.repeats)
+		r.say("hops: serial floor, %d of %d", i+1, r.size.repeats)
 		if err := r.floorRepeat(ctx, out, arrivals); err != nil {
 			return err
 		}
-		r.say("hops: tickets through the idle system, %d of %d", i+1, r.repeats)
+		r.say("hops: tickets through the idle system, %d of %d", i+1, r.size.repeats)
 		if err := r.hopRepeat(ctx, out, arrivals); err != nil {
 			return err
 		}

@@ -39,13 +39,11 @@ func (r *runner) queueCells(ctx context.Context, q *bareQueue, out *Queues) erro
 				}
 				cell.Bare = append(cell.Bare, rate)
 			}
-			for range r.size.workerRepeats {
-				rate, err := r.workerRate(ctx, consumers, prefetch)
-				if err != nil {
-					return err
-				}
-				cell.Worker = append(cell.Worker, rate)
+			rate, err := r.workerRate(ctx, consumers, prefetch)
+			if err != nil {
+				return err
 			}
+			cell.Worker = append(cell.Worker, rate)
 			out.Cells = append(out.Cells, cell)
 		}
 	}

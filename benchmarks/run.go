@@ -48,14 +48,15 @@ type size struct {
 	ticketBound  time.Duration
 	floodTickets int
 	flood        int // marketing mails of a campaign
-	otherLayouts int // repeats of what is not the system as it ships, and of campaigns
+	splitRepeats int // of the layout that ships
+	otherRepeats int // of those that it is compared with
+	campaigns    int // whole campaigns, one after the other
 	rawMails     int
 
 	prefetch, consumers []int
 	bareRepeats         int
 	bareMessages        int
 	bareFor             time.Duration
-	workerRepeats       int
 	workerMails         int
 	workerFor           time.Duration
 	// partBound is how long one part may take, runBound how long all may.
@@ -65,28 +66,30 @@ type size struct {
 func sizeOf(quick bool) size {
 	if quick {
 		return size{
-			repeats: 2, idleTickets: 60, ticketRate: 10,
+			repeats: 2, idleTickets: 40, ticketRate: 10,
 			deadTickets: 40, deadDelays: []time.Duration{time.Second, 2 * time.Second},
-			ticketBound: 30 * time.Second, floodTickets: 80, flood: 10_000, otherLayouts: 1, rawMails: 6_000,
+			ticketBound: 30 * time.Second, floodTickets: 60, flood: 10_000, splitRepeats: 1, otherRepeats: 1, campaigns: 1, rawMails: 6_000,
 			prefetch: []int{1, 100}, consumers: []int{1, 8},
-			bareRepeats: 2, bareMessages: 15_000, bareFor: time.Second, workerRepeats: 1, workerMails: 1500, workerFor: 3 * time.Second,
-			partBound: 90 * time.Second, runBound: 4 * time.Minute,
+			bareRepeats: 1, bareMessages: 12_000, bareFor: time.Second, workerMails: 1500, workerFor: 3 * time.Second,
+			partBound: 2 * time.Minute, runBound: 4 * time.Minute,
 		}
 	}
 	return size{
 		repeats: 3, idleTickets: 100, ticketRate: 10,
 		deadTickets: 100, deadDelays: []time.Duration{time.Second, 2 * time.Second, 4 * time.Second},
-		partBound: 6 * time.Minute, runBound: 15 * time.Minute,
+		ticketBound: 90 * time.Second, floodTickets: 100, flood: 50_000, splitRepeats: 3, otherRepeats: 2, campaigns: 2, rawMails: 20_000,
+		prefetch: []int{1, 10, 50, 100}, consumers: []int{1, 2, 8},
+		bareRepeats: 2, bareMessages: 15_000, bareFor: time.Second, workerMails: 3000, workerFor: 3 * time.Second,
+		partBound: 7 * time.Minute, runBound: 15 * time.Minute,
 	}
 }
 
 // runner is one run.
 type runner struct {
-	cfg     Config
-	size    size
-	repeats int
-	lab     *lab
-	result  *Result
+	cfg    Config
+	size   size
+	lab    *lab
+	result *Result
 }
 
 // part is one line of the list of parts.
@@ -131,8 +134,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		cfg.Say = func(string) {}
 	}
 	r := &runner{cfg: cfg, size: sizeOf(cfg.Quick)}
-	if r.repeats = cfg.Repeats; r.repeats <= 0 {
-		r.repeats = r.size.repeats
+	if n := cfg.Repeats; n > 0 {
+		r.size.repeats, r.size.splitRepeats, r.size.otherRepeats, r.size.campaigns = n, n, n, n
 	}
 	began := time.Now()
 	machine, err := inspectMachine()
@@ -140,7 +143,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	r.result = &Result{Schema: SchemaVersion, Machine: machine, Run: RunInfo{
-		Began: began.UTC().Truncate(time.Second), Seed: cfg.Seed, Quick: cfg.Quick, Repeats: r.repeats,
+		Began: began.UTC().Truncate(time.Second), Seed: cfg.Seed, Quick: cfg.Quick, Repeats: r.size.repeats,
 		Command: cfg.Command, Revision: cfg.Revision,
 	}}
 	if machine.Busy() {
