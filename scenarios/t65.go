@@ -59,7 +59,7 @@ func (b *Bench) carriedOn(ctx context.Context) error {
 // judgeOutlived wants mails that were confirmed after the leader had gone to be
 // delivered before it came back.
 func judgeOutlived(h *history.History, own *ownFindings) {
-	const name = "queue-outlives-leader"
+	const name = "outlives-leader"
 	confirmed := map[string]int64{}
 	for _, op := range h.Ops {
 		if op.Name == "confirm" {
