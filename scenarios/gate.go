@@ -88,8 +88,9 @@ func Criteria() []Criterion {
 			ID: "AC5", Text: "permanent error: dead letter at once, no retry",
 			From: []string{"t6.4"}, By: []string{deadAtOnce, stillTried, "dead-justified"},
 			Figure: func(c Cells) string {
-				return fmt.Sprintf("%.0f mails refused for good: one try each, DEAD with letter and alert, p95 %s; %.0f refused for now beside them kept their tries",
-					c.measured("refused for good"), milliseconds(c.measured(letterDelay)), c.measured("refused for now, beside them"))
+				return fmt.Sprintf("%.0f mails refused for good: tries per mail %.3g, dead letter %s later (p95); %.0f refused for now beside them: tries per mail %.3g",
+					c.measured("refused for good"), c.measured(triesForGood), milliseconds(c.measured(letterDelay)),
+					c.measured("refused for now, beside them"), c.measured(triesForNow))
 			},
 		},
 		{
@@ -333,15 +334,17 @@ func (c Criterion) evidence(cell reports.Scenario) string {
 // judgeCell is what one of the criterion's cells says about it.
 func (c Criterion) judgeCell(cell reports.Scenario) (v verify.Verdict, why string, mine []verify.Finding) {
 	v = verify.Pass
-	all := verify.Pass // of every finding
+	all, spoken := verify.Pass, false // of every finding; by an invariant of By
 	for _, f := range cell.Findings {
 		all = verify.Worse(all, f.Verdict)
 		if !c.concerns(cell, f) {
 			continue
 		}
 		mine = append(mine, f)
-		if verify.Worse(v, f.Verdict) != v {
-			v, why = f.Verdict, strings.TrimSpace(f.Invariant+" "+f.Key)+": "+f.Text
+		// Of the worst, what the criterion is about goes first.
+		named := slices.Contains(c.By, f.Invariant)
+		if verify.Worse(v, f.Verdict) != v || f.Verdict == v && named && !spoken {
+			v, why, spoken = f.Verdict, strings.TrimSpace(f.Invariant+" "+f.Key)+": "+f.Text, named
 		}
 	}
 	// A verdict that no finding explains is everybody's.

@@ -51,10 +51,10 @@ func (c Cells) measured(name string) float64 {
 	return 0
 }
 
-// once tells how many mails arrived once.
+// once tells what became of the mails.
 func (c Cells) once() string {
 	n := c.first().Counts
-	return fmt.Sprintf("%d of %d mails once, %d doubled, %d lost", n.Delivered, n.Confirmed, n.Duplicates, n.Lost)
+	return fmt.Sprintf("%d of %d mails delivered, %d copies more, %d lost", n.Delivered, n.Confirmed, n.Duplicates, n.Lost)
 }
 
 // lost tells what became of the mails, cell by cell.
@@ -69,8 +69,14 @@ func (c Cells) lost() string {
 
 func (c Cells) givenUp() string {
 	cell := c.first()
-	return fmt.Sprintf("%.3g tries per mail (%d allowed) at %s, then %d of %d DEAD with letter and alert",
-		c.measured("tries per mail"), cell.MaxAttempts, durations(cell.RetryDelays), cell.Counts.Dead, cell.Counts.Confirmed)
+	letters := 0
+	for _, q := range cell.Queues {
+		if strings.HasSuffix(q.Name, "dlq") {
+			letters += q.Messages
+		}
+	}
+	return fmt.Sprintf("%.3g tries per mail (%d allowed) at %s, then %d of %d DEAD, %d dead letters",
+		c.measured("tries per mail"), cell.MaxAttempts, durations(cell.RetryDelays), cell.Counts.Dead, cell.Counts.Confirmed, letters)
 }
 
 func (c Cells) idling() string {

@@ -88,7 +88,7 @@ func TestAGateWhoseCellsPassedPasses(t *testing.T) {
 		require.NotEmpty(t, c.Evidence)
 		require.Equal(t, "mailproof gate --only "+c.ID, c.Command)
 	}
-	require.Contains(t, criterion(t, g, "AC4").Figure, "(4 allowed) at 10s, 1m, 5m, then 0 of 520 DEAD")
+	require.Contains(t, criterion(t, g, "AC4").Figure, "(4 allowed) at 10s, 1m, 5m, then 0 of 520 DEAD, 0 dead letters")
 	require.Contains(t, criterion(t, g, "AC2").Figure, "q.notify.dlq quorum, 3 members, leader r1@localhost")
 	require.Equal(t, []string{"t6.1-resend/queues.txt"}, criterion(t, g, "AC2").Evidence)
 	require.Equal(t, []string{"t6.2/resend", "t6.2/hold"}, criterion(t, g, "AC3").Cells)
@@ -134,6 +134,11 @@ func TestACriterionIsAsGoodAsItsCells(t *testing.T) {
 		{"lost while SMTP is down", edit("t6.3", finds(fail, "nothing-lost")), map[string]verify.Verdict{"AC4": fail, "AC8": fail}, ""},
 		{"the CPU was not measured", edit("t6.3", finds(invalid, noHotLoop)), map[string]verify.Verdict{"AC8": invalid}, ""},
 		{"dead-justified claims nothing of another cell", edit("t6.4", finds(fail, "dead-justified")), map[string]verify.Verdict{"AC5": fail}, ""},
+		{"what the criterion is about is said first", edit("t6.4", func(s *reports.Scenario) {
+			finds(fail, "retry-discipline")(s)
+			finds(fail, deadAtOnce)(s)
+			finds(fail, stillTried)(s)
+		}), map[string]verify.Verdict{"AC5": fail}, deadAtOnce},
 		{"a cell is missing", gone("t6.8/resend"), map[string]verify.Verdict{"AC7": invalid}, "the run holds no cell t6.8/resend"},
 		{"one cell of two is missing", gone("t6.2/hold"), map[string]verify.Verdict{"AC3": invalid}, "the run holds no cell t6.2/hold"},
 		{"a shared cell is missing", gone("t6.3/resend"), map[string]verify.Verdict{"AC4": invalid, "AC8": invalid}, ""},

@@ -155,6 +155,9 @@ const (
 	deadAtOnce  = "dead-at-once"
 	stillTried  = "transient-beside"
 	letterDelay = "from the only try to its dead letter, p95"
+
+	triesForGood = "tries per mail refused for good"
+	triesForNow  = "tries per mail refused for now"
 )
 
 // judgePermanentErrors judges AC5 on the evidence of each mail alone: tries in
@@ -184,13 +187,17 @@ func judgePermanentErrors(h *history.History, own *ownFindings) {
 		}
 	}
 	var waits []float64
+	tries := map[bool]int{} // for good or not → claims
 	for _, key := range e.Keys {
 		m := e.Mails[key]
 		f, ok := fateOf(recipientOf(m))
 		if !ok || !m.Confirmed() {
 			continue
 		}
-		judgeFate(h, own, m, f)
+		claimed := judgeFate(h, own, m, f)
+		if f.code != 0 || f.forms != nil {
+			tries[f.forGood()] += claimed
+		}
 		if w, ok := untilLetter(m); ok && f.forGood() {
 			waits = append(waits, w)
 		}
@@ -198,6 +205,8 @@ func judgePermanentErrors(h *history.History, own *ownFindings) {
 	judgeTiers(h, own, e)
 	own.measure("refused for good", float64(forGood), "mails", fmt.Sprintf("%d of them no address at all", count["malformed"]))
 	own.measure("refused for now, beside them", float64(forNow), "mails", "")
+	own.measure(triesForGood, float64(tries[true])/float64(max(forGood, 1)), "", "by the claims of their rows")
+	own.measure(triesForNow, float64(tries[false])/float64(max(forNow, 1)), "", "by the claims of their rows")
 	if len(waits) > 0 {
 		slices.Sort(waits)
 		own.measure(letterDelay, waits[(len(waits)*95+99)/100-1], "ms", fmt.Sprintf("the shortest delay tier is %s", slices.Min(h.Meta.RetryDelays)))
@@ -213,8 +222,9 @@ func recipientOf(m *verify.Mail) string {
 	return ""
 }
 
-// judgeFate compares one mail's life with what it must be.
-func judgeFate(h *history.History, own *ownFindings, m *verify.Mail, f fate) {
+// judgeFate compares one mail's life with what it must be, and returns how often
+// it was claimed.
+func judgeFate(h *history.History, own *ownFindings, m *verify.Mail, f fate) (claimed int) {
 	name := stillTried
 	if f.forGood() {
 		name = deadAtOnce
@@ -226,7 +236,7 @@ func judgeFate(h *history.History, own *ownFindings, m *verify.Mail, f fate) {
 	if n := len(m.Attempts); n != seen {
 		breach("the server saw %d tries, %d are right", n, seen)
 	}
-	claimed, waited := 0, false
+	waited := false
 	for i := range m.Moves {
 		mv := &m.Moves[i]
 		claimed += btoi(mv.To == "SENDING" && mv.From != "SENDING")
@@ -244,6 +254,7 @@ func judgeFate(h *history.History, own *ownFindings, m *verify.Mail, f fate) {
 	if f.end() == "dead" && (m.Letters != 1 || !m.Alerted("dead")) {
 		breach("%d dead letters, alerted: %t", m.Letters, m.Alerted("dead"))
 	}
+	return claimed
 }
 
 func btoi(b bool) int {
