@@ -61,6 +61,8 @@ var settings = []struct{ name, reset string }{
 	{"defaults", `
 ALTER TABLE notifications RESET (fillfactor, autovacuum_vacuum_scale_factor, autovacuum_vacuum_threshold,
   autovacuum_vacuum_insert_scale_factor, autovacuum_vacuum_insert_threshold, autovacuum_vacuum_cost_delay, autovacuum_analyze_scale_factor);
+ALTER TABLE notification_mails RESET (autovacuum_vacuum_scale_factor, autovacuum_vacuum_threshold,
+  autovacuum_vacuum_insert_scale_factor, autovacuum_vacuum_insert_threshold, autovacuum_vacuum_cost_delay);
 ALTER TABLE outbox RESET (autovacuum_vacuum_scale_factor, autovacuum_vacuum_threshold,
   autovacuum_vacuum_insert_scale_factor, autovacuum_vacuum_insert_threshold);`},
 	{"migrated", ""},
@@ -132,17 +134,21 @@ func prepare(ctx context.Context, server *outboxtest.Postgres, name, reset strin
 	return url, execute(ctx, url, "VACUUM ANALYZE")
 }
 
-// The rows at rest are as old as if they had come at the same rate.
+// The rows at rest are as old as if they had come at the same rate, with the same
+// kinds of keys: ids and event ids in the order of time, bookings at random. Else
+// the indexes would grow by the change from one kind to the other.
 const (
+	timeOrdered = `encode(overlay(uuid_send(gen_random_uuid()) PLACING substring(int8send((extract(epoch FROM at) * 1000)::bigint) FROM 3) FROM 1 FOR 6), 'hex')::uuid`
+
 	fillMails = `INSERT INTO notifications (id, dedupe_key, booking_id, event_id, type, channel, recipient, payload, status, generation,
   attempts, attempt_limit, token, published_at, first_claimed_at, provider_msg_id, created_at, changed_at, sent_at)
-SELECT gen_random_uuid(), 'ticket:old-' || i, 'old-' || i, 'old-event-' || i, 'TICKET_CONFIRMATION', 'EMAIL', 'guest' || i || '@example.test',
+SELECT ` + timeOrdered + `, 'ticket:' || b, b, (` + timeOrdered + `)::text, 'TICKET_CONFIRMATION', 'EMAIL', 'guest' || i || '@example.test',
   '{"bookingId": "b", "event": "Final", "seats": ["A-1", "A-2"]}', 'SENT', 1, 1, 4, 1, at, at, 'id', at, at, at
-FROM generate_series(1, %d) AS i, LATERAL (SELECT now() - i * interval '1 second' / %d AS at) AS s`
+FROM generate_series(%[1]d, 1, -1) AS i, LATERAL (SELECT now() - i * interval '1 second' / %[2]d AS at, gen_random_uuid()::text AS b) AS s`
 	fillBytes = `INSERT INTO notification_mails (notification_id, mail, created_at)
 SELECT id, convert_to(repeat(md5(id::text), 20), 'UTF8'), created_at FROM notifications ORDER BY created_at`
 	fillOutbox = `INSERT INTO outbox (event_id, topic, key, event_type, payload, created_at, published_at)
-SELECT gen_random_uuid(), 'mail.events', 'old-' || i, 'EmailSent', '{"event_type": "EmailSent", "dedupe_key": "ticket:old"}', at, at
+SELECT ` + timeOrdered + `, 'mail.events', gen_random_uuid()::text, 'EmailSent', '{"event_type": "EmailSent", "dedupe_key": "ticket:old"}', at, at
 FROM generate_series(%[1]d, 1, -1) AS i, LATERAL (SELECT now() - i * interval '1 second' / %[2]d AS at) AS s`
 )
 
@@ -202,9 +208,9 @@ func arrivals(ctx context.Context, store *delivery.Store, rate int) error {
 		rows := make([]delivery.NewRow, rate/10)
 		for i := range rows {
 			n++
-			id := fmt.Sprintf("new-%d", n)
+			id, event := uuid.NewString(), uuid.Must(uuid.NewV7()).String()
 			rows[i] = delivery.NewRow{
-				DedupeKey: "ticket:" + id, BookingID: id, EventID: "event-" + id, Type: contract.TicketConfirmation,
+				DedupeKey: "ticket:" + id, BookingID: id, EventID: event, Type: contract.TicketConfirmation,
 				Channel: contract.Email, Recipient: id + "@example.test", Generation: 1,
 				Payload: []byte(`{"bookingId": "b", "event": "Final", "seats": ["A-1", "A-2"]}`),
 			}
