@@ -471,6 +471,16 @@ func (p *Pipeline) Addr(process string) string {
 	return ""
 }
 
+// Environment of a process, "NAME=value", for commands beside it.
+func (p *Pipeline) Environment(process string) []string {
+	for _, prog := range p.programs {
+		if prog.name == process {
+			return slices.Clone(prog.env)
+		}
+	}
+	return nil
+}
+
 // Key is the dedupe key of a booking's ticket mail.
 func (*Pipeline) Key(booking string, generation int) string {
 	return contract.TicketKey(booking, generation)

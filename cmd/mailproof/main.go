@@ -99,7 +99,7 @@ Exit codes: 0 pass or skipped, 1 fail, 2 unknown, 3 invalid, 4 harness error.`,
 	}
 	root.AddCommand(
 		chaosCommand(binary), crashTableCommand(binary), gateCommand(binary), benchCommand(binary), checkCommand(), doctorCommand(), setupCommand(),
-		mutantsCommand(binary), versionCommand(),
+		mutantsCommand(binary), upCommand(), versionCommand(),
 	)
 	root.AddCommand(cli.Commands()...)
 	return root

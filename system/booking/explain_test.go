@@ -45,12 +45,18 @@ SELECT 'ticket:b-' || i, 'b-' || i, 1, 'EmailSent', 3, now() FROM generate_serie
 	e.Explain("move", moveSQL, "b-7", "CANCELLED", 1, time.Now())
 	e.Explain("hear", hearSQL, "ticket:b-7", "b-7", 1, "EmailCancelled", int64(9), time.Now())
 	e.Explain("mail", mailSQL, "ticket:b-7")
-	for _, file := range []string{"service.go", "mail.go"} {
+	e.Explain("leftovers", leftoversSQL, "b-5", leftoversPage, int64(0))
+	for _, file := range []string{"service.go", "mail.go", "reemit.go"} {
 		src, err := os.ReadFile(file)
 		require.NoError(t, err)
-		for _, m := range regexp.MustCompile("(\\w+)SQL += +`").FindAllStringSubmatch(string(src), -1) {
+		for _, m := range regexp.MustCompile("(\\w+)SQL += *`").FindAllStringSubmatch(string(src), -1) {
 			require.True(t, e.Statements()[m[1]], "statement %q was not explained", m[1])
 		}
 	}
-	e.Check(func(string) int64 { return 1 })
+	e.Check(func(statement string) int64 {
+		if statement == "leftovers" {
+			return 2 * leftoversPage // a page, and the mails of the cancelled ones
+		}
+		return 1
+	})
 }

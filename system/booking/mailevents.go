@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,6 +14,7 @@ import (
 	"mailproof/system/contract"
 	"mailproof/system/failpoint"
 	"mailproof/system/kafka"
+	"mailproof/system/observe"
 )
 
 // Crash points between read, written and committed offsets.
@@ -45,6 +47,7 @@ type MailEventsConfig struct {
 type MailEvents struct {
 	cfg   MailEventsConfig
 	heard *prometheus.CounterVec
+	lag   *prometheus.GaugeVec
 }
 
 // NewMailEvents makes a listener and registers its metric.
@@ -52,8 +55,40 @@ func NewMailEvents(cfg MailEventsConfig, reg prometheus.Registerer) *MailEvents 
 	m := &MailEvents{cfg: cfg, heard: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "booking_mail_events_total", Help: "Mail events by result: noted, undecodable.",
 	}, []string{"result"})}
-	reg.MustRegister(m.heard)
+	m.lag = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "booking_mail_events_lag", Help: "Mail events that this group has not committed; absent while Kafka does not tell.",
+	}, []string{"partition"})
+	reg.MustRegister(m.heard, m.lag)
 	return m
+}
+
+// WatchLag shows how far the group is behind, until ctx ends.
+func (m *MailEvents) WatchLag(ctx context.Context) {
+	lag := observe.Lag{
+		Brokers: m.cfg.Brokers, Group: m.cfg.Group, Topic: m.cfg.Topic, ClientID: "bookingd-" + m.cfg.Instance + "-lag",
+	}
+	defer lag.Close()
+	for {
+		m.askLag(ctx, &lag)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(lagEvery):
+		}
+	}
+}
+
+func (m *MailEvents) askLag(ctx context.Context, lag *observe.Lag) {
+	ctx, cancel := context.WithTimeout(ctx, lagEvery)
+	defer cancel()
+	behind, err := lag.Ask(ctx)
+	if err != nil {
+		m.lag.Reset()
+		return
+	}
+	for partition, n := range behind {
+		m.lag.WithLabelValues(strconv.Itoa(int(partition))).Set(float64(n))
+	}
 }
 
 const (
@@ -63,6 +98,8 @@ const (
 	fetchLimit = 500
 	// commitLimit bounds one commit; one that fails is made good by the next.
 	commitLimit = 5 * time.Second
+	// lagEvery is how often the lag is asked for.
+	lagEvery = 5 * time.Second
 )
 
 // Run listens until ctx ends. A topic that does not exist yet is waited for.
@@ -129,6 +166,7 @@ func (m *MailEvents) hear(ctx context.Context, records []*kgo.Record) error {
 		err := m.write(ctx, events)
 		if err == nil {
 			m.heard.WithLabelValues("noted").Add(float64(len(events)))
+			m.note(ctx, events)
 			return nil
 		}
 		m.cfg.Log.WarnContext(ctx, "mail events wait for the database", "events", len(events), "err", err)
@@ -139,6 +177,14 @@ func (m *MailEvents) hear(ctx context.Context, records []*kgo.Record) error {
 			return ctx.Err()
 		case <-t.C:
 		}
+	}
+}
+
+// note logs what was heard (OB-13).
+func (m *MailEvents) note(ctx context.Context, events []contract.MailEvent) {
+	for _, e := range events {
+		m.cfg.Log.InfoContext(ctx, "mail event", "dedupe_key", e.DedupeKey, "event_id", e.EventID, "event_type", string(e.EventType),
+			"attempts", e.Attempts, "provider_id", e.ProviderID)
 	}
 }
 

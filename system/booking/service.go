@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/google/uuid"
@@ -39,6 +40,8 @@ type ServiceConfig struct {
 	// OnEvent is called after each commit that wrote an event; it must not
 	// block. It rings the relay's doorbell.
 	OnEvent func()
+	// Log gets a line for each event that was committed. Default: none.
+	Log *slog.Logger
 }
 
 // NewService makes a service.
@@ -51,6 +54,9 @@ func NewService(pool *pgxpool.Pool, cfg ServiceConfig) *Service {
 	}
 	if cfg.OnEvent == nil {
 		cfg.OnEvent = func() {}
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Service{pool: pool, cfg: cfg}
 }
@@ -169,39 +175,47 @@ func (s *Service) Do(ctx context.Context, op Op, id string, seen int) (b Booking
 	// Nothing was committed on any path that gets here without Commit.
 	defer func() { _ = tx.Rollback(ctx) }()
 
-	b, changed, err = s.do(ctx, tx, op, id, seen)
-	if err != nil || !changed {
+	b, event, err := s.do(ctx, tx, op, id, seen)
+	if err != nil || event == uuid.Nil {
 		return b, false, err
 	}
+	log := s.cfg.Log.With("dedupe_key", contract.TicketKey(b.ID, b.Generation), "event_id", event.String(), "op", string(op))
 	failpoint.At(fpBeforeCommit)
 	if err := tx.Commit(ctx); err != nil {
-		return Booking{}, false, fmt.Errorf("%s %s: %w", op, id, outcome(err))
+		err = outcome(err)
+		if errors.Is(err, ErrOutcomeUnknown) {
+			log.WarnContext(ctx, "event perhaps written, the answer to COMMIT was lost")
+		}
+		return Booking{}, false, fmt.Errorf("%s %s: %w", op, id, err)
 	}
 	failpoint.At(fpAfterCommit)
+	log.InfoContext(ctx, "event written")
 	s.cfg.OnEvent()
 	return b, true, nil
 }
 
-func (s *Service) do(ctx context.Context, tx pgx.Tx, op Op, id string, seen int) (Booking, bool, error) {
+// do returns the id of the event that it wrote; none when it is so already.
+func (s *Service) do(ctx context.Context, tx pgx.Tx, op Op, id string, seen int) (Booking, uuid.UUID, error) {
 	var now time.Time
 	b, err := scan(tx.QueryRow(ctx, lockSQL, id), &now)
 	if err := found(id, err); err != nil {
-		return Booking{}, false, err
+		return Booking{}, uuid.Nil, err
 	}
 	step, err := decide(b, op, seen)
 	if err != nil || step == nil {
-		return b, false, err
+		return b, uuid.Nil, err
 	}
 	b.Status, b.Generation, b.UpdatedAt = step.status, step.generation, now
 	var batch pgx.Batch // one round trip for both while the row is locked
 	batch.Queue(moveSQL, b.ID, b.Status, b.Generation, b.UpdatedAt)
-	if _, err := outbox.Queue(&batch, s.event(b, step.event)); err != nil {
-		return Booking{}, false, err
+	event, err := outbox.Queue(&batch, s.event(b, step.event))
+	if err != nil {
+		return Booking{}, uuid.Nil, err
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return Booking{}, false, fmt.Errorf("%s %s: %w", op, id, err)
+		return Booking{}, uuid.Nil, fmt.Errorf("%s %s: %w", op, id, err)
 	}
-	return b, true, nil
+	return b, event, nil
 }
 
 // event is fat: the mail needs nothing but it (A2-09).

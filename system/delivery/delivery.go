@@ -92,6 +92,14 @@ type Row struct {
 	Version        int64 // rises with each transition
 }
 
+// EventIDText is the event's id, empty for a tombstone.
+func (r Row) EventIDText() string {
+	if r.EventID == nil {
+		return ""
+	}
+	return *r.EventID
+}
+
 // dest is where a row of the statements' common columns is scanned to.
 func (r *Row) dest() []any {
 	return []any{
@@ -533,6 +541,21 @@ func (s *Store) Replay(ctx context.Context, id uuid.UUID, extra int) (Outcome, e
 	}
 	out, found, err := s.settle(ctx, sqlReplay, id, extra)
 	return s.settled(ctx, "replay", id, out, found, err)
+}
+
+// ForgetMail removes the stored bytes of a mail that was just replayed, so that
+// its next try renders it anew: for mails whose very bytes were refused. It must
+// run in the transaction of the replay ([Store.On]). A dead mail has no try whose
+// outcome is open, so nobody has a copy of the old bytes; of any other mail
+// nothing is removed. Message-ID and key stay: they derive from the key.
+func (s *Store) ForgetMail(ctx context.Context, id uuid.UUID) error {
+	if _, ok := s.db.(pgx.Tx); !ok {
+		return fmt.Errorf("forget the mail of %s: not in a transaction", id)
+	}
+	if _, err := s.db.Exec(ctx, sqlForgetMail, id); err != nil {
+		return fmt.Errorf("forget the mail of %s: %w", id, err)
+	}
+	return nil
 }
 
 // Found records that the provider's log shows an UNKNOWN mail as delivered.

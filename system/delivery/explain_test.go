@@ -2,7 +2,9 @@ package delivery
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,13 +51,16 @@ func TestNoStatementScansTheTable(t *testing.T) {
 	e.Suffix(" + event")
 	runEach(t, telling, r)
 
-	var waiting, dead, leases int64
+	var waiting, dead, leases, unknown int64
 	require.NoError(t, tx.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE status IN ('PENDING', 'FAILED')),
-		count(*) FILTER (WHERE status = 'DEAD'), count(*) FILTER (WHERE status = 'SENDING') FROM notifications`).Scan(&waiting, &dead, &leases))
+		count(*) FILTER (WHERE status = 'DEAD'), count(*) FILTER (WHERE status = 'SENDING'),
+		count(*) FILTER (WHERE status = 'UNKNOWN') FROM notifications`).Scan(&waiting, &dead, &leases, &unknown))
 	e.Check(func(statement string) int64 {
 		switch statement {
 		case "count_due":
 			return waiting // it counts them
+		case "counts":
+			return 2*waiting + 2*dead + 2*leases + 2*unknown + 1
 		case "list_dead_where":
 			return dead // a filter on the error's text has no index
 		case "lease_over", "lease_over_batch", "overdue_lease":
@@ -115,6 +120,7 @@ func runEach(t *testing.T, s *Store, r explained) {
 	must(s.Cancel(ctx, cancelOf("never-seen", 1)))(t)
 	must(s.Expire(ctx, batch))(t)
 	must(s.Replay(ctx, r.dead, 1))(t)
+	explainOnly(t, s, sqlForgetMail, r.dead)
 	must(s.Found(ctx, r.unknown, "p"))(t)
 	must(s.ProvenAbsent(ctx, r.sending, 77))(t)
 	must(s.AskAgain(ctx, r.sending, 77, time.Hour))(t)
@@ -123,6 +129,8 @@ func runEach(t *testing.T, s *Store, r explained) {
 	must(s.OverdueIn(ctx, contract.Marketing, time.Minute, batch))(t)
 	must(s.CountDue(ctx, contract.TicketConfirmation))(t)
 	must(s.CountDue(ctx, contract.Marketing))(t)
+	must(s.Count(ctx, contract.Marketing))(t)
+	must(s.Count(ctx, contract.TicketConfirmation))(t)
 	must(s.Unstamped(ctx, time.Second, batch))(t)
 	require.NoError(t, s.StampDLQ(ctx, []Row{{ID: r.sending, Version: 1}}))
 	must(s.DeadRows(ctx, After{}, batch))(t)
@@ -134,6 +142,10 @@ func runEach(t *testing.T, s *Store, r explained) {
 	must(s.RaiseAlert(ctx, "dead", "ticket:1", "why"))(t)
 	must(s.ByKey(ctx, "ticket:1"))(t)
 	must(s.Now(ctx))(t)
+	must(s.ByBooking(ctx, "1", 50))(t)
+	must(s.CancelOf(ctx, "1"))(t)
+	must(s.AlertsOf(ctx, []string{"mail-unknown", "mail-dead"}, "ticket:1"))(t)
+	explainOnly(t, s, sqlToldOf, r.sent)
 	require.NoError(t, s.StopCampaign(ctx, "spring"))
 	must(s.CampaignStopped(ctx, "spring"))(t)
 	must(s.Campaign(ctx, "spring-3"))(t)
@@ -161,7 +173,12 @@ func explainOnly(t *testing.T, s *Store, sql string, args ...any) {
 func statementNames(t *testing.T) []string {
 	t.Helper()
 	var names []string
-	for _, file := range []string{"sql.go", "operate.go", "ask.go"} {
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
 		src, err := os.ReadFile(file)
 		require.NoError(t, err)
 		for _, m := range regexp.MustCompile("`-- (\\w+)\n").FindAllStringSubmatch(string(src), -1) {

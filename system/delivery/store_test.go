@@ -322,6 +322,43 @@ func TestReplay(t *testing.T) {
 	require.Equal(t, int64(2), b.claim(dead).Token, "the token is kept")
 }
 
+// A replay may forget the bytes that were refused, of a mail that was dead and of
+// none other; without a transaction of the replay's it forgets nothing.
+func TestForgetMail(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Resend)
+	forget := func(id uuid.UUID) {
+		t.Helper()
+		tx := b.begin()
+		require.NoError(t, b.On(tx).ForgetMail(t.Context(), id))
+		require.NoError(t, tx.Commit(t.Context()))
+	}
+	dead, open, sent := b.ticket("dead"), b.ticket("open"), b.ticket("sent")
+	for _, id := range []uuid.UUID{dead, open, sent} {
+		token := b.claim(id).Token
+		must(b.StoreRendered(t.Context(), id, token, []byte("broken")))(t)
+		switch id {
+		case dead:
+			must(b.Permanent(t.Context(), id, token, Refusal{Err: "550"}))(t)
+			must(b.Replay(t.Context(), id, 1))(t)
+		case open:
+			must(b.Ambiguous(t.Context(), id, token, "no reply"))(t) // waits, and may have left a copy
+		case sent:
+			must(b.Accepted(t.Context(), id, token, "p"))(t)
+		}
+	}
+	require.Error(t, b.ForgetMail(t.Context(), dead))
+	require.Equal(t, "broken", string(b.get(dead).Rendered))
+	for _, id := range []uuid.UUID{dead, open, sent} {
+		forget(id)
+	}
+	require.Empty(t, b.get(dead).Rendered)
+	require.Equal(t, "broken", string(b.get(open).Rendered))
+	require.Equal(t, "broken", string(b.get(sent).Rendered))
+	claimed := b.claim(dead)
+	require.Equal(t, "fixed", string(must(b.StoreRendered(t.Context(), dead, claimed.Token, []byte("fixed")))(t)))
+}
+
 // A letter that was confirmed for one death is not taken for the next one's.
 func TestEachDeathNeedsItsOwnLetter(t *testing.T) {
 	t.Parallel()
@@ -518,4 +555,41 @@ func TestAlertOfAnUnknownMailIsResolved(t *testing.T) {
 	must(b.Found(t.Context(), id, "p"))(t)
 	require.EqualValues(t, 1, must(b.ResolveUnknown(t.Context(), "mail-unknown"))(t))
 	require.Zero(t, must(b.ResolveUnknown(t.Context(), "mail-unknown"))(t), "once")
+}
+
+// Counts are of one type, and tell due from waiting and a lease that is over
+// from one that lives.
+func TestCount(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Hold)
+	none, err := b.Count(t.Context(), contract.TicketConfirmation)
+	require.NoError(t, err)
+	require.Equal(t, Counts{}, none)
+
+	b.ticket("waits")
+	later := ticket("later")
+	at := time.Now().Add(time.Hour)
+	later.SendAfter = &at
+	b.insert(later)
+	b.claim(b.ticket("sends"))
+	over := b.ticket("over")
+	b.claim(over)
+	b.leaseRunsOut(over)
+	dead := b.ticket("dead")
+	must(b.Permanent(t.Context(), dead, b.claim(dead).Token, Refusal{Err: "550"}))(t)
+	unknown := b.ticket("unknown")
+	must(b.Ambiguous(t.Context(), unknown, b.claim(unknown).Token, "no reply"))(t)
+	b.exec(`UPDATE notifications SET changed_at = now() - interval '1 hour' WHERE id = $1`, unknown)
+	b.exec(`UPDATE notifications SET created_at = now() - interval '1 minute' WHERE booking_id = 'waits'`)
+
+	c, err := b.Count(t.Context(), contract.TicketConfirmation)
+	require.NoError(t, err)
+	require.InDelta(t, time.Hour, c.OldestUnknown, float64(time.Minute))
+	require.InDelta(t, time.Minute, c.OldestDue, float64(time.Minute))
+	require.GreaterOrEqual(t, c.OldestDue, time.Minute)
+	c.OldestUnknown, c.OldestDue = 0, 0
+	require.Equal(t, Counts{Waiting: 2, Due: 1, Sending: 2, LeasesOver: 1, Unknown: 1, Dead: 1, Unstamped: 1}, c)
+	others, err := b.Count(t.Context(), contract.Marketing)
+	require.NoError(t, err)
+	require.Equal(t, Counts{}, others)
 }

@@ -43,6 +43,7 @@ import (
 	"mailproof/system/notify/patience"
 	"mailproof/system/notify/sweeper"
 	"mailproof/system/notify/worker"
+	"mailproof/system/observe"
 	"mailproof/system/outbox"
 )
 
@@ -139,6 +140,7 @@ type service struct {
 	depth    *sweeper.BrokerDepth
 	relay    *outbox.Relay // nil where no mail events are told
 
+	sampler   *sampler
 	publisher *amqp.Publisher
 	// bulk is the marketing lane's own publisher: a campaign of 50,000 messages
 	// fills its connection and its window, not those that tickets are published
@@ -164,6 +166,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	}
 	defer s.pool.Close()
 	defer s.depth.Close()
+	defer s.sampler.close()
 	http, err := admin.Listen(ctx, admin.Config{
 		Addr: cfg.HTTPAddr, Registry: s.metrics.Registry, Checks: s.checks(), Operator: s.operator(),
 		Campaigns: s.campaigns(), ReplayAttempts: cfg.MaxAttempts, Log: log, CheckTimeout: 3 * time.Second,
@@ -182,6 +185,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	outer.Go(func() error { return s.publisher.Run(outerCtx) })
 	outer.Go(func() error { return s.bulk.Run(outerCtx) })
 	outer.Go(func() error { return s.alerts.Run(outerCtx) })
+	outer.Go(func() error { s.sampler.run(outerCtx); return nil })
 
 	inner, stopInner := context.WithCancel(ctx)
 	defer stopInner()
@@ -294,6 +298,10 @@ func build(ctx context.Context, cfg config.Config, log *slog.Logger) (*service, 
 	}
 	s := &service{cfg: cfg, log: log, metrics: metrics.New(), pool: pool, store: delivery.New(pool, cfg.Delivery())}
 	s.retry = patienceOf(log, s.metrics, cfg.StatementTimeout)
+	s.metrics.StartCounters(sweeper.Causes(), alerts.Kinds())
+	s.metrics.Limit("lease", cfg.Lease.Seconds())
+	s.metrics.Limit("send_deadline", cfg.SendDeadline.Seconds())
+	s.metrics.Registry.MustRegister(observe.Pool("notifyd_", pool.Stat))
 	s.publisher = amqp.NewPublisher(s.amqp("publisher"))
 	s.bulk = amqp.NewPublisher(s.amqp("bulk publisher"))
 	s.ring = doorbell.Ringer{Publisher: s.publisher, Backoff: patience.Default(), Log: log, Count: s.metrics}
@@ -302,6 +310,7 @@ func build(ctx context.Context, cfg config.Config, log *slog.Logger) (*service, 
 	s.alerts = alerts.New(s.store, log, s.metrics, cfg.AlertWebhook)
 	s.dead = dlq.Finisher{Store: s.store, Ring: s.ring, Alerts: s.alerts, Retry: s.retry, Count: s.metrics}
 	s.depth = &sweeper.BrokerDepth{URLs: cfg.AMQPURLs}
+	s.sampler = newSampler(s)
 	s.bridge = s.newBridge()
 	if cfg.TellsMailEvents() {
 		if s.relay, err = s.newRelay(); err != nil {
@@ -321,9 +330,12 @@ func (s *service) amqp(duty string) amqp.Config {
 	topology := amqp.Topology{
 		TicketDelays: s.cfg.RetryDelays, MarketingDelays: s.cfg.RetryDelays, DeliveryLimit: s.cfg.DeliveryLimit,
 	}
+	s.metrics.StartLink(duty, string(amqp.StateWaiting), string(amqp.StateConnected), string(amqp.StateLost),
+		string(amqp.StateBlocked), string(amqp.StateUnblocked))
 	return amqp.Config{
 		URLs: s.cfg.AMQPURLs, Name: "notifyd-" + s.cfg.Instance + " " + duty,
 		ConfirmTimeout: s.cfg.ConfirmTimeout, Setup: topology.Declare, Log: s.log,
+		OnState: func(st amqp.State, _ error) { s.metrics.AMQP(duty, string(st)) },
 	}
 }
 
@@ -374,6 +386,11 @@ func (s *service) addLane(t contract.MailType, consumers, prefetch int, limit wo
 		Retry: s.retry, Limit: limit, KeyLifetime: s.keyLifetime(t), Metrics: s.metrics, Log: s.log.With("lane", t.Lane()),
 		Pause: patience.Backoff{First: time.Second, Max: time.Minute},
 	})
+	tiers := make([]string, len(s.cfg.RetryDelays))
+	for i, d := range s.cfg.RetryDelays {
+		tiers[i] = contract.RetryQueue(t, d)
+	}
+	s.metrics.Start(t.Lane(), tiers)
 	s.lanes = append(s.lanes, &lane{mailType: t, sender: sender, consumer: amqp.NewConsumer(amqp.ConsumerConfig{
 		Config: s.amqp("lane " + t.Lane()), Queue: t.Queue(), Consumers: consumers, Prefetch: prefetch, Handle: w.Handle,
 	})})

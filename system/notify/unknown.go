@@ -10,8 +10,10 @@ import (
 	"mailproof/system/delivery"
 	"mailproof/system/notify/alerts"
 	"mailproof/system/notify/config"
+	"mailproof/system/notify/dlq"
 	"mailproof/system/notify/patience"
 	"mailproof/system/notify/reconciler"
+	"mailproof/system/notify/trace"
 )
 
 // keyLifetime bounds repetitions where the receiver deduplicates.
@@ -109,4 +111,34 @@ func OperateUnknown(ctx context.Context, cfg config.Config, log *slog.Logger, do
 	err = do(ctx, Unknown{s, r})
 	stop()
 	return errors.Join(err, <-published)
+}
+
+// Offline is what a command can ask without any part of the service running.
+type Offline struct{ s *service }
+
+// Trace tells the story of a dedupe key, or of a booking.
+func (o Offline) Trace(ctx context.Context, asked string) (trace.Story, error) {
+	t := trace.Tracer{Store: o.s.store, Audit: dlq.Audit{DB: o.s.pool}}
+	if o.s.cfg.ProviderLogURL != "" {
+		log, err := reconciler.NewHTTPLog(o.s.cfg.ProviderLogURL, o.s.cfg.Transport == "smtp")
+		if err != nil {
+			return trace.Story{}, err
+		}
+		defer log.Close()
+		t.Log = log
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*o.s.cfg.StatementTimeout)
+	defer cancel()
+	return t.Of(ctx, asked)
+}
+
+// AskOffline runs do for a command that only reads the database: it connects to
+// nothing else.
+func AskOffline(ctx context.Context, cfg config.Config, log *slog.Logger, do func(context.Context, Offline) error) error {
+	s, err := build(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	defer s.pool.Close()
+	return do(ctx, Offline{s})
 }

@@ -11,7 +11,7 @@ import (
 
 // counters of one relay.
 type counters struct {
-	published, failed, rejected atomic.Int64
+	published, failed, rejected, lost atomic.Int64
 }
 
 func (c *counters) note(err error) {
@@ -59,7 +59,7 @@ type collector struct {
 	q     Querier
 	relay *Relay // nil where none runs
 
-	unpublished, oldest, dead, leading, records *prometheus.Desc
+	unpublished, oldest, dead, leading, records, lost *prometheus.Desc
 }
 
 // scrapeTimeout bounds the query of one scrape.
@@ -77,12 +77,14 @@ func NewCollector(q Querier, relay *Relay) prometheus.Collector {
 		leading: prometheus.NewDesc("outbox_relay_leading", "1 where this process's relay holds the lock.", nil, nil),
 		records: prometheus.NewDesc("outbox_relay_records_total",
 			"Records produced by this process's relay, by result.", []string{"result"}, nil),
+		lost: prometheus.NewDesc("outbox_relay_sessions_lost_total",
+			"Database sessions, and with them the lock, that this process's relay lost or could not open.", nil, nil),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.unpublished, c.oldest, c.dead, c.leading, c.records} {
+	for _, d := range []*prometheus.Desc{c.unpublished, c.oldest, c.dead, c.leading, c.records, c.lost} {
 		ch <- d
 	}
 }
@@ -108,6 +110,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		leading = 1
 	}
 	ch <- prometheus.MustNewConstMetric(c.leading, prometheus.GaugeValue, leading)
+	ch <- prometheus.MustNewConstMetric(c.lost, prometheus.CounterValue, float64(c.relay.m.lost.Load()))
 	for result, n := range map[string]*atomic.Int64{
 		"published": &c.relay.m.published, "failed": &c.relay.m.failed, "rejected": &c.relay.m.rejected,
 	} {

@@ -2,8 +2,10 @@ package outbox
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -80,6 +82,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
+		r.m.lost.Add(1)
 		// The 1st, 2nd, 4th, 8th … in a row: a database that is away for an hour
 		// must not fill the log.
 		if failures&(failures-1) == 0 {
@@ -260,6 +263,9 @@ func (l *leader) collect(ctx context.Context, b *batch) error {
 			got++
 			b.note(a)
 			l.m.note(a.err)
+			if a.err == nil {
+				l.logPublished(ctx, b.rows[a.i])
+			}
 		case <-tick.C:
 			if err := l.advance(ctx, b); err != nil {
 				return err
@@ -274,6 +280,26 @@ func (l *leader) collect(ctx context.Context, b *batch) error {
 		}
 	}
 	return l.advance(ctx, b)
+}
+
+// logPublished names what a payload says of its mail, where it says it (OB-13).
+func (l *leader) logPublished(ctx context.Context, r row) {
+	if !l.cfg.Log.Enabled(ctx, slog.LevelInfo) {
+		return
+	}
+	var p struct {
+		DedupeKey  string `json:"dedupe_key"`
+		Attempts   *int   `json:"attempts"`
+		ProviderID string `json:"provider_id"`
+	}
+	attrs := []slog.Attr{slog.String("event_id", r.eventID.String()), slog.String("event_type", r.eventType), slog.String("topic", r.topic)}
+	if json.Unmarshal(r.payload, &p) == nil && p.DedupeKey != "" { // another payload has no mail to name
+		attrs = append(attrs, slog.String("dedupe_key", p.DedupeKey))
+		if p.Attempts != nil {
+			attrs = append(attrs, slog.Int("attempts", *p.Attempts), slog.String("provider_id", p.ProviderID))
+		}
+	}
+	l.cfg.Log.LogAttrs(ctx, slog.LevelInfo, "event published", attrs...)
 }
 
 func (b *batch) note(a ack) {

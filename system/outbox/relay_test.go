@@ -869,3 +869,33 @@ FROM generate_series(1, $1::int), LATERAL (SELECT now() - interval '8 days' AS a
 		return err == nil && published == 0 && dead == purgeBatch+100
 	}, 20*time.Second, 10*time.Millisecond)
 }
+
+// A dead event is published under its own event_id once a person lets it, and
+// only a dead one can be revived (ADR 0010).
+func TestReviveIsPublished(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	big := e.write(t, event(topic, "a", strings.Repeat("x", 2000)))
+	small := fast(e.url, e.broker, "r")
+	small.MaxRejections = 1
+	small.KafkaOpts = append(small.KafkaOpts, kgo.ProducerBatchMaxBytes(1024), kgo.ProducerBatchCompression(kgo.NoCompression()))
+	_, stop := start(t, small)
+	e.eventually(t, big, "dead", func(s state) bool { return s.Dead })
+	stop()
+	dead, err := ListDead(t.Context(), e.db(t), 10)
+	require.NoError(t, err)
+	require.Len(t, dead, 1)
+	require.Equal(t, big, dead[0].EventID)
+	require.NotEmpty(t, dead[0].LastError)
+
+	require.NoError(t, Revive(t.Context(), e.db(t), big))
+	require.ErrorIs(t, Revive(t.Context(), e.db(t), big), ErrNotDead)
+	_, _ = start(t, fast(e.url, e.broker, "r2")) // the bound was raised
+	require.Equal(t, big.String(), header(e.consume(t, topic, 1)[0], "event_id"))
+	e.eventually(t, big, "published", published)
+	found, err := Find(t.Context(), e.db(t), "a", 10)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.NotNil(t, found[0].PublishedAt)
+	require.Nil(t, found[0].DeadAt)
+}

@@ -4,6 +4,8 @@
 //	bookingd           the service (also "bookingd serve")
 //	bookingd migrate   bring the database up to date
 //	bookingd config    list the environment variables
+//	bookingd outbox    look at events, let dead ones be tried again
+//	bookingd re-emit   write the event of a booking's state once more
 //
 // On stdout it writes JSON lines: {"msg":"listening","addr":…} once HTTP answers
 // and {"msg":"ready"} once bookings can be made. SIGTERM and SIGINT drain; a
@@ -45,6 +47,7 @@ func command() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.AddCommand(
+		outboxCommand(os.Stdout), reEmitCommand(os.Stdout, os.Stderr),
 		&cobra.Command{
 			Use: "serve", Aliases: []string{"run"}, Short: "Run the service until SIGTERM (as without a command)", Args: cobra.NoArgs,
 			RunE: runService,

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mailproof/system/booking"
+	"mailproof/system/observe"
 	"mailproof/system/outbox"
 )
 
@@ -47,7 +48,7 @@ func serve(ctx context.Context, cfg config, log *slog.Logger) error {
 	}
 	bell := outbox.NewDoorbell(pool, cfg.DoorbellEvery, log)
 	service := booking.NewService(pool, booking.ServiceConfig{
-		Topic: cfg.KafkaTopic, Timeout: cfg.RequestTimeout, OnEvent: bell.Press,
+		Topic: cfg.KafkaTopic, Timeout: cfg.RequestTimeout, OnEvent: bell.Press, Log: log,
 	})
 	ready := readiness(pool)
 	reg := registry(pool, relay)
@@ -78,6 +79,7 @@ func serve(ctx context.Context, cfg config, log *slog.Logger) error {
 			Mails: booking.Mails{Pool: pool}, Log: log, Timeout: cfg.StatementTimeout, SessionTimeout: cfg.MailEventsSession,
 		}, reg)
 		g.Go(func() error { return mails.Run(ctx) })
+		g.Go(func() error { mails.WatchLag(ctx); return nil })
 	}
 	g.Go(func() error { sayReady(ctx, ready, log); return nil })
 	g.Go(func() error {
@@ -134,6 +136,7 @@ func registry(pool *pgxpool.Pool, relay *outbox.Relay) *prometheus.Registry {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		outbox.NewCollector(pool, relay),
+		observe.Pool("booking_", pool.Stat),
 	)
 	return reg
 }

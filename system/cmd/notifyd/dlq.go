@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"text/tabwriter"
 	"time"
@@ -14,12 +13,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"mailproof/system/delivery"
-	"mailproof/system/failpoint"
 	"mailproof/system/notify"
 	"mailproof/system/notify/admin"
-	"mailproof/system/notify/config"
 	"mailproof/system/notify/dlq"
-	"mailproof/system/notify/logging"
 )
 
 // choice is the flags that choose dead mails.
@@ -136,6 +132,7 @@ func replayCommand(out io.Writer) *cobra.Command {
 	cmd.Flags().Float64Var(&req.Rate, "rate", 0, "mails per second; 0 means as fast as it goes")
 	cmd.Flags().IntVar(&req.Attempts, "attempts", 4, "how many more tries each mail gets")
 	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "say what would be replayed, and change nothing")
+	cmd.Flags().BoolVar(&req.RenderAnew, "render-anew", false, "forget the bytes that were refused: for mails that a bad deploy rendered")
 	return cmd
 }
 
@@ -199,14 +196,10 @@ func sendAgainCommand(out io.Writer) *cobra.Command {
 // operate reads the environment and runs do; what it says is on stdout alone,
 // the log on stderr.
 func operate(cmd *cobra.Command, do func(context.Context, dlq.Operator) error) error {
-	if err := failpoint.Check(); err != nil {
-		return err
-	}
-	cfg, err := config.Load()
+	cfg, log, err := quietConfig(cmd)
 	if err != nil {
 		return err
 	}
-	log := logging.New(cmd.ErrOrStderr(), max(cfg.LogLevel, slog.LevelWarn)).With("instance", cfg.Instance)
 	return notify.Operate(cmd.Context(), cfg, log, do)
 }
 

@@ -65,7 +65,7 @@ func command(out io.Writer) *cobra.Command {
 		},
 	}
 	root.AddCommand(
-		campaignCommand(out), dlqCommand(out), sendAgainCommand(out), unknownCommand(out),
+		campaignCommand(out), dlqCommand(out), sendAgainCommand(out), unknownCommand(out), traceCommand(out), outboxCommand(out), offsetsCommand(out),
 		&cobra.Command{
 			Use: "run", Short: "Run the service (as without a command)", Args: cobra.NoArgs,
 			RunE: root.RunE,

@@ -74,13 +74,31 @@ func reconcileCommand(out io.Writer) *cobra.Command {
 }
 
 func operateUnknown(cmd *cobra.Command, do func(context.Context, notify.Unknown) error) error {
-	if err := failpoint.Check(); err != nil {
-		return err
-	}
-	cfg, err := config.Load()
+	cfg, log, err := quietConfig(cmd)
 	if err != nil {
 		return err
 	}
-	log := logging.New(cmd.ErrOrStderr(), max(cfg.LogLevel, slog.LevelWarn)).With("instance", cfg.Instance)
 	return notify.OperateUnknown(cmd.Context(), cfg, log, do)
+}
+
+// withQuietConfig runs do for a command that only reads.
+func withQuietConfig(cmd *cobra.Command, do func(context.Context, notify.Offline) error) error {
+	cfg, log, err := quietConfig(cmd)
+	if err != nil {
+		return err
+	}
+	return notify.AskOffline(cmd.Context(), cfg, log, do)
+}
+
+// quietConfig reads the environment for a command: its answer is on stdout, the
+// log on stderr.
+func quietConfig(cmd *cobra.Command) (config.Config, *slog.Logger, error) {
+	if err := failpoint.Check(); err != nil {
+		return config.Config{}, nil, err
+	}
+	cfg, err := config.Load()
+	if err != nil {
+		return cfg, nil, err
+	}
+	return cfg, logging.New(cmd.ErrOrStderr(), max(cfg.LogLevel, slog.LevelWarn)).With("instance", cfg.Instance), nil
 }

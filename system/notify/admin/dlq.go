@@ -44,8 +44,10 @@ type order struct {
 	Attempts  int     `json:"attempts"`
 	Rate      float64 `json:"rate"`
 	DryRun    bool    `json:"dry_run"`
-	Actor     string  `json:"actor"`
-	Why       string  `json:"why"`
+	// RenderAnew of a replay: see [dlq.ReplayRequest].
+	RenderAnew bool   `json:"render_anew"`
+	Actor      string `json:"actor"`
+	Why        string `json:"why"`
 }
 
 func (o order) filter() (delivery.DeadFilter, error) {
@@ -129,6 +131,7 @@ func (s *Server) replay(w http.ResponseWriter, r *http.Request) {
 	}
 	report, err := s.cfg.Operator.Replay(r.Context(), dlq.ReplayRequest{
 		Filter: f, Attempts: o.Attempts, Rate: o.Rate, DryRun: o.DryRun, Actor: o.Actor, Reason: o.Why,
+		RenderAnew: o.RenderAnew,
 	})
 	s.report(w, report, err)
 }

@@ -36,6 +36,15 @@ const (
 	LaneRefused        Kind = "lane-refused"        // the mail server refuses us
 )
 
+// Kinds lists them.
+func Kinds() []string {
+	var out []string
+	for _, k := range []Kind{MailDead, MailUnknown, MailExpired, EventParked, MessageUndecodable, EventDead, LaneRefused} {
+		out = append(out, string(k))
+	}
+	return out
+}
+
 // subject is the log's name for what an alert of this kind is about.
 func (k Kind) subject() string {
 	switch k {

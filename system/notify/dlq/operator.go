@@ -75,6 +75,10 @@ type ReplayRequest struct {
 	DryRun bool
 	Actor  string
 	Reason string
+	// RenderAnew forgets the bytes that were refused, for mails that a bad deploy
+	// rendered. Nobody has a copy of a dead mail. A provider that remembers keys of
+	// refused requests would refuse other bytes under the same key.
+	RenderAnew bool
 }
 
 // Report is what a request did.
@@ -251,7 +255,7 @@ func (o Operator) replay(ctx context.Context, rows []delivery.Row, req ReplayReq
 	for _, r := range moved {
 		rung[r.ID] = true
 		report.Replayed++
-		o.Log.Info("replayed", logging.DedupeKey, r.DedupeKey, logging.Attempts, r.Attempts, "limit", r.AttemptLimit, "actor", req.Actor)
+		o.Log.Info("replayed", logging.DedupeKey, r.DedupeKey, logging.EventID, r.EventIDText(), logging.Attempts, r.Attempts, "limit", r.AttemptLimit, "actor", req.Actor)
 	}
 	return nil
 }
@@ -266,6 +270,11 @@ func (o Operator) move(ctx context.Context, r delivery.Row, req ReplayRequest) (
 		out, err = o.Store.On(tx).Replay(ctx, r.ID, req.Attempts)
 		if err != nil || !out.Applied {
 			return err
+		}
+		if req.RenderAnew {
+			if err := o.Store.On(tx).ForgetMail(ctx, r.ID); err != nil {
+				return err
+			}
 		}
 		_, err = writeAudit(ctx, tx, "replay", out.Row, req.Actor, req.Reason)
 		return err
@@ -339,7 +348,7 @@ func (o Operator) discard(ctx context.Context, r delivery.Row, req DiscardReques
 		return false, fmt.Errorf("discard %s: %w", r.DedupeKey, err)
 	}
 	if done {
-		o.Log.Info("discarded", logging.DedupeKey, r.DedupeKey, "actor", req.Actor, "reason", req.Reason)
+		o.Log.Info("discarded", logging.DedupeKey, r.DedupeKey, logging.EventID, r.EventIDText(), logging.Attempts, r.Attempts, "actor", req.Actor, "reason", req.Reason)
 	}
 	return done, nil
 }
@@ -355,7 +364,7 @@ func (o Operator) SendAgain(ctx context.Context, key, actor, reason string) (del
 		return row, err
 	}
 	failpoint.At(fpAgainMade)
-	o.Log.Info("sent again", logging.DedupeKey, row.DedupeKey, "actor", actor, "reason", reason)
+	o.Log.Info("sent again", logging.DedupeKey, row.DedupeKey, logging.EventID, row.EventIDText(), "actor", actor, "reason", reason)
 	if err := o.Ring.Ring(ctx, doorbell.Main(doorbell.Of(row))); err != nil {
 		return row, err
 	}

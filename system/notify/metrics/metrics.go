@@ -31,6 +31,25 @@ type Set struct {
 	alerts      *prometheus.CounterVec
 	waits       *prometheus.CounterVec
 	reconciled  *prometheus.CounterVec
+	throttles   *prometheus.CounterVec
+	held        *prometheus.CounterVec
+	amqp        *prometheus.CounterVec
+	failures    *prometheus.CounterVec
+	inFlight    *prometheus.GaugeVec
+	connected   *prometheus.GaugeVec
+	holdSeconds *prometheus.HistogramVec
+	mailSeconds *prometheus.HistogramVec
+	limits      *prometheus.GaugeVec
+	sampled     map[string]*prometheus.GaugeVec
+}
+
+// tail are the buckets of what the lease is derived from, in seconds: fine
+// where a send's deadline and a lease lie, and beyond both, since measured times
+// exceed configured ones (OB-02). The p99.9 read from them is off by the width
+// of one bucket at most.
+var tail = []float64{
+	.005, .01, .025, .05, .1, .25, .5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 7.5, 10, 12.5, 15, 17.5, 20, 22.5, 25, 27.5,
+	30, 32.5, 35, 37.5, 40, 42.5, 45, 50, 60, 90, 120,
 }
 
 // New makes the metrics with a registry of their own, the process's and Go's
@@ -52,13 +71,39 @@ func New() *Set {
 	s.reconciled = s.counter("reconciled_total", "looks at an UNKNOWN mail by result: found, absent, asked, open, moved-on, failed", "result")
 	s.waits = s.counter("dependency_waits_total", "failed calls to a dependency that are repeated", "duty")
 	s.sendSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Namespace: "notifyd", Name: "send_seconds", Help: "duration of one try",
-		Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
+		Namespace: "notifyd", Name: "send_seconds", Help: "duration of one try", Buckets: tail,
 	}, []string{"lane"})
-	s.lanePaused = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Namespace: "notifyd", Name: "lane_paused", Help: "1 while the mail server refuses the whole lane",
+	s.holdSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: "notifyd", Name: "hold_seconds",
+		Help:    "from before a claim to after its settle: what the lease must cover; its p99.9 belongs well below notifyd_limit_seconds{limit=\"lease\"}",
+		Buckets: tail,
 	}, []string{"lane"})
-	s.Registry.MustRegister(s.sendSeconds, s.lanePaused,
+	s.mailSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: "notifyd", Name: "mail_seconds", Help: "from the row of a mail to SENT",
+		Buckets: []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 600, 1800, 3600, 21600, 86400},
+	}, []string{"lane"})
+	s.throttles = s.counter("throttles_total", "tries that the server put off without a refusal (429): they cost no attempt", "lane")
+	s.held = s.counter("rate_limit_wait_seconds_total", "time that workers waited for the lane's own token bucket", "lane")
+	s.amqp = s.counter("amqp_state_changes_total", "changes of a link's state: waiting, connected, lost, blocked, unblocked; connected beyond the first is a reconnect", "link", "state")
+	s.failures = s.counter("sample_failures_total", "samples that could not be taken; their gauges are absent meanwhile", "source")
+	s.lanePaused = s.gauge("lane_paused", "1 while the mail server refuses the whole lane", "lane")
+	s.inFlight = s.gauge("sends_in_flight", "tries that are being made", "lane")
+	s.connected = s.gauge("amqp_connected", "1 while a link has a session and is not blocked", "link")
+	s.limits = s.gauge("limit_seconds", "configured limits: lease, send_deadline", "limit")
+	s.sampled = map[string]*prometheus.GaugeVec{}
+	for name, help := range map[string]string{
+		MailsWaiting: "rows PENDING or FAILED", MailsDue: "waiting rows that are due now",
+		OldestDue: "since when the longest waiting due row is due", MailsSending: "rows SENDING",
+		LeasesOver: "rows SENDING past their lease", MailsUnknown: "rows UNKNOWN", OldestUnknown: "age of the oldest UNKNOWN row",
+		MailsDead: "rows DEAD, discarded ones included", DeadUnstamped: "DEAD rows without a confirmed dead letter and alert",
+	} {
+		s.sampled[name] = s.gauge(name, help, "lane")
+	}
+	s.sampled[ParkedEvents] = s.gauge(ParkedEvents, "events in the table parked_events")
+	s.sampled[QueueMessages] = s.gauge(QueueMessages, "messages that wait for a consumer; prefetched ones are not counted", "queue")
+	s.sampled[QueueConsumers] = s.gauge(QueueConsumers, "consumers of a queue, of all processes", "queue")
+	s.sampled[KafkaLag] = s.gauge(KafkaLag, "events that the bridge's group has not committed", "partition")
+	s.Registry.MustRegister(s.sendSeconds, s.holdSeconds, s.mailSeconds,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return s
 }
@@ -67,6 +112,140 @@ func (s *Set) counter(name, help string, labels ...string) *prometheus.CounterVe
 	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "notifyd", Name: name, Help: help}, labels)
 	s.Registry.MustRegister(c)
 	return c
+}
+
+// Start shows a lane's counters at zero, before anything happened: the first
+// event of a counter that was not there is no increase to Prometheus.
+func (s *Set) Start(lane string, tiers []string) {
+	for _, t := range tiers {
+		s.retries.WithLabelValues(t)
+	}
+	for _, redelivered := range []string{"false", "true"} {
+		s.deliveries.WithLabelValues(lane, redelivered)
+	}
+	for _, answer := range []string{"won", "settled", "later"} {
+		s.claims.WithLabelValues(lane, answer)
+	}
+	for _, outcome := range []string{"accepted", "transient", "permanent", "ambiguous", "lane-refused"} {
+		s.sends.WithLabelValues(lane, outcome)
+	}
+	for _, result := range []string{"ok", "stale"} {
+		s.acks.WithLabelValues(lane, result)
+	}
+	for _, cause := range []string{"dead", "unreadable"} {
+		s.deadLetters.WithLabelValues(lane, cause)
+	}
+	s.revived.WithLabelValues(lane, "delivery_limit")
+	for _, c := range []*prometheus.CounterVec{s.stops, s.throttles, s.held} {
+		c.WithLabelValues(lane)
+	}
+	for _, h := range []*prometheus.HistogramVec{s.sendSeconds, s.holdSeconds, s.mailSeconds} {
+		h.WithLabelValues(lane)
+	}
+	s.inFlight.WithLabelValues(lane)
+	s.lanePaused.WithLabelValues(lane)
+}
+
+// StartCounters shows the other counters at zero. The values are the labels that
+// the parts use; one that is missing here appears with its first event.
+func (s *Set) StartCounters(causes, kinds []string) {
+	for _, c := range causes {
+		s.rescues.WithLabelValues(c)
+	}
+	for _, k := range kinds {
+		s.alerts.WithLabelValues(k)
+	}
+	for _, r := range []string{"inserted", "duplicate", "published", "stale", "parked", "cancelled"} {
+		s.bridge.WithLabelValues(r)
+	}
+	for _, r := range []string{"found", "absent", "asked", "open", "moved-on", "failed"} {
+		s.reconciled.WithLabelValues(r)
+	}
+	s.waits.WithLabelValues("claim")
+	for _, source := range []string{"database", "rabbitmq", "kafka"} {
+		s.failures.WithLabelValues(source)
+	}
+}
+
+// The gauges that are sampled. Those of mails have the label lane.
+const (
+	MailsWaiting   = "mails_waiting"
+	MailsDue       = "mails_due"
+	OldestDue      = "oldest_due_seconds"
+	MailsSending   = "mails_sending"
+	LeasesOver     = "leases_over"
+	MailsUnknown   = "mails_unknown"
+	OldestUnknown  = "oldest_unknown_seconds"
+	MailsDead      = "mails_dead"
+	DeadUnstamped  = "dead_unstamped"
+	ParkedEvents   = "parked_events"
+	QueueMessages  = "queue_messages"
+	QueueConsumers = "queue_consumers"
+	KafkaLag       = "kafka_lag_events"
+)
+
+func (s *Set) gauge(name, help string, labels ...string) *prometheus.GaugeVec {
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "notifyd", Name: name, Help: help}, labels)
+	s.Registry.MustRegister(g)
+	return g
+}
+
+// Sample sets a sampled gauge; labels are the values of its labels.
+func (s *Set) Sample(name string, v float64, labels ...string) {
+	s.sampled[name].WithLabelValues(labels...).Set(v)
+}
+
+// SampleFailed counts a sample that could not be taken and takes its gauges
+// away: what is not known must not be shown as it once was.
+func (s *Set) SampleFailed(source string, gauges ...string) {
+	s.failures.WithLabelValues(source).Inc()
+	for _, g := range gauges {
+		s.sampled[g].Reset()
+	}
+}
+
+// Limit shows a configured limit.
+func (s *Set) Limit(limit string, seconds float64) { s.limits.WithLabelValues(limit).Set(seconds) }
+
+// Begin counts a try that is being made until the returned func is called.
+func (s *Set) Begin(lane string) (end func()) {
+	g := s.inFlight.WithLabelValues(lane)
+	g.Inc()
+	return g.Dec
+}
+
+// Held observes for how many seconds a worker held a row.
+func (s *Set) Held(lane string, seconds float64) {
+	s.holdSeconds.WithLabelValues(lane).Observe(seconds)
+}
+
+// Sent observes the seconds between a mail's row and its SENT.
+func (s *Set) Sent(lane string, seconds float64) {
+	s.mailSeconds.WithLabelValues(lane).Observe(seconds)
+}
+
+// Throttled counts a try that the server put off.
+func (s *Set) Throttled(lane string) { s.throttles.WithLabelValues(lane).Inc() }
+
+// RateLimited adds the seconds that a worker waited for its lane's token bucket.
+func (s *Set) RateLimited(lane string, seconds float64) { s.held.WithLabelValues(lane).Add(seconds) }
+
+// StartLink shows a link's states at zero, and the link as not connected.
+func (s *Set) StartLink(link string, states ...string) {
+	for _, st := range states {
+		s.amqp.WithLabelValues(link, st)
+	}
+	s.connected.WithLabelValues(link)
+}
+
+// AMQP notes a link's change of state.
+func (s *Set) AMQP(link, state string) {
+	s.amqp.WithLabelValues(link, state).Inc()
+	up := 0.0
+	if state == "connected" || state == "unblocked" {
+		up = 1
+	}
+	s.connected.WithLabelValues(link).Set(up)
 }
 
 // Delivery counts a message handed to a worker.

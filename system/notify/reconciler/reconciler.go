@@ -175,7 +175,7 @@ func (r *Reconciler) list(ctx context.Context, after delivery.After) ([]delivery
 func (r *Reconciler) One(ctx context.Context, row delivery.Row) (Result, error) {
 	res, why, err := r.one(ctx, row)
 	r.cfg.Count.Reconciled(string(res))
-	log := r.cfg.Log.With(logging.DedupeKey, row.DedupeKey, logging.Attempts, row.Attempts, "result", string(res))
+	log := r.cfg.Log.With(logging.DedupeKey, row.DedupeKey, logging.EventID, row.EventIDText(), logging.Attempts, row.Attempts, "result", string(res))
 	switch {
 	case err != nil:
 		log.Warn("unknown mail not reconciled", "error", err)
@@ -248,7 +248,8 @@ func (r *Reconciler) moved(ctx context.Context, out delivery.Outcome, res Result
 	if out.Row.Status.Waiting() {
 		if err := r.cfg.Ring.Ring(ctx, doorbell.Main(doorbell.Of(out.Row))); err != nil {
 			// The row is due: the sweeper rings for it.
-			r.cfg.Log.Warn("the doorbell is left to the sweeper", logging.DedupeKey, out.Row.DedupeKey, "error", err)
+			r.cfg.Log.Warn("the doorbell is left to the sweeper", logging.DedupeKey, out.Row.DedupeKey,
+				logging.EventID, out.Row.EventIDText(), logging.Attempts, out.Row.Attempts, "error", err)
 		} else {
 			failpoint.At(fpAfterRing)
 		}

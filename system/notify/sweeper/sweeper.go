@@ -54,6 +54,9 @@ const (
 	fpAfterRing    = "sweeper.after-ring"
 )
 
+// Causes lists them.
+func Causes() []string { return []string{CauseLeaseOver, CauseOverdue, CauseDead, CauseUnknown} }
+
 // Store is what the sweeper needs of the row store.
 type Store interface {
 	LeaseOver(ctx context.Context, limit int) ([]delivery.Row, error)
@@ -326,11 +329,7 @@ func (s *Sweeper) ring(ctx context.Context, rows []delivery.Row) error {
 func (s *Sweeper) note(cause string, rows []delivery.Row) {
 	s.cfg.Metrics.Rescue(cause, len(rows))
 	for _, r := range rows {
-		event := ""
-		if r.EventID != nil {
-			event = *r.EventID
-		}
-		s.cfg.Log.Warn("rescued", "cause", cause, logging.DedupeKey, r.DedupeKey, logging.EventID, event,
+		s.cfg.Log.Warn("rescued", "cause", cause, logging.DedupeKey, r.DedupeKey, logging.EventID, r.EventIDText(),
 			logging.Attempts, r.Attempts, "state", string(r.Status))
 	}
 }

@@ -36,9 +36,11 @@ const (
 
 // try sends a claimed row once, settles it, and does what the settled row asks
 // for. again means that the settle was refused.
-func (w *Worker) try(ctx context.Context, d *amqp.Delivery, row delivery.Row, leaseEnd time.Time, pass *pass) (again bool, err error) {
+func (w *Worker) try(ctx context.Context, d *amqp.Delivery, row delivery.Row, held held, pass *pass) (again bool, err error) {
 	log := w.logOf(row)
-	res, err := w.send(ctx, row, leaseEnd)
+	end := w.cfg.Metrics.Begin(w.lane)
+	res, err := w.send(ctx, row, held.until)
+	end()
 	if errors.Is(err, delivery.ErrNotHeld) {
 		w.cfg.Metrics.RefusedSettle(w.lane)
 		log.Warn("the row was no longer held before the try, looking again")
@@ -52,6 +54,7 @@ func (w *Worker) try(ctx context.Context, d *amqp.Delivery, row delivery.Row, le
 	if err != nil {
 		return false, err
 	}
+	w.measure(out, res, held.since)
 	log = log.With(logging.ProviderID, res.providerID, "outcome", res.outcome, "state", string(out.Row.Status))
 	if !out.Applied {
 		w.cfg.Metrics.RefusedSettle(w.lane)
@@ -65,6 +68,18 @@ func (w *Worker) try(ctx context.Context, d *amqp.Delivery, row delivery.Row, le
 	}
 	failpoint.At(fpAfterSettle)
 	return false, w.conclude(ctx, d, out, res)
+}
+
+// measure notes for how long the row was held and, at its end, how old the mail
+// is. The second is a difference of two times of the database's clock.
+func (w *Worker) measure(out delivery.Outcome, res result, asked time.Time) {
+	w.cfg.Metrics.Held(w.lane, w.cfg.Now().Sub(asked).Seconds())
+	if res.refusal.Free && !res.lane {
+		w.cfg.Metrics.Throttled(w.lane)
+	}
+	if out.Applied && out.Row.Status == delivery.Sent && out.Row.SentAt != nil {
+		w.cfg.Metrics.Sent(w.lane, out.Row.SentAt.Sub(out.Row.CreatedAt).Seconds())
+	}
 }
 
 // conclude publishes what the settled row asks for, and acks.

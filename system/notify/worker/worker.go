@@ -185,11 +185,13 @@ func (w *Worker) visit(ctx context.Context, d *amqp.Delivery, id uuid.UUID, msg 
 	}
 	defer pass.leave() // after a try it has ended already
 	if w.cfg.Limit != nil {
+		began := w.cfg.Now()
 		if err := w.cfg.Limit.Wait(ctx); err != nil {
 			return false, err
 		}
+		w.cfg.Metrics.RateLimited(w.lane, w.cfg.Now().Sub(began).Seconds())
 	}
-	claim, leaseEnd, err := w.claim(ctx, id)
+	claim, held, err := w.claim(ctx, id)
 	if w.cfg.Limit != nil && (err != nil || claim.Row == nil) {
 		w.cfg.Limit.Return()
 	}
@@ -204,12 +206,12 @@ func (w *Worker) visit(ctx context.Context, d *amqp.Delivery, id uuid.UUID, msg 
 	}
 	w.cfg.Metrics.Claim(w.lane, "won")
 	failpoint.At(fpAfterClaim)
-	return w.try(ctx, d, *claim.Row, leaseEnd, pass)
+	return w.try(ctx, d, *claim.Row, held, pass)
 }
 
 // claim asks for the row. The lease is counted from before the question, so it
 // ends here no later than in the database.
-func (w *Worker) claim(ctx context.Context, id uuid.UUID) (delivery.Claim, time.Time, error) {
+func (w *Worker) claim(ctx context.Context, id uuid.UUID) (delivery.Claim, held, error) {
 	var claim delivery.Claim
 	var asked time.Time
 	err := w.cfg.Retry.Do(ctx, "claim", noRow, func(ctx context.Context) error {
@@ -218,8 +220,11 @@ func (w *Worker) claim(ctx context.Context, id uuid.UUID) (delivery.Claim, time.
 		claim, err = w.cfg.Store.Claim(ctx, id)
 		return err
 	})
-	return claim, asked.Add(claim.LeaseLeft), err
+	return claim, held{since: asked, until: asked.Add(claim.LeaseLeft)}, err
 }
+
+// held is the time of a lease as this process counts it, on the monotonic clock.
+type held struct{ since, until time.Time }
 
 func noRow(err error) bool { return errors.Is(err, delivery.ErrNoRow) }
 
@@ -344,9 +349,5 @@ func header(d *amqp.Delivery, name string) string {
 }
 
 func (w *Worker) logOf(r delivery.Row) *slog.Logger {
-	event := ""
-	if r.EventID != nil {
-		event = *r.EventID
-	}
-	return w.cfg.Log.With(logging.DedupeKey, r.DedupeKey, logging.EventID, event, logging.Attempts, r.Attempts)
+	return w.cfg.Log.With(logging.DedupeKey, r.DedupeKey, logging.EventID, r.EventIDText(), logging.Attempts, r.Attempts)
 }

@@ -32,11 +32,12 @@ var (
 
 // world is everything around a worker; it writes down each call in order.
 type world struct {
-	t      *testing.T
-	mu     sync.Mutex
-	steps  []string
-	die    string // at this step the process "dies": every later call fails
-	cancel context.CancelFunc
+	metrics *metrics.Set // of the last worker
+	t       *testing.T
+	mu      sync.Mutex
+	steps   []string
+	die     string // at this step the process "dies": every later call fails
+	cancel  context.CancelFunc
 
 	claims   []delivery.Claim // answers in order, the last one repeats
 	settled  delivery.Outcome // what a settle finds
@@ -233,6 +234,7 @@ func (w *world) run(t *testing.T, body []byte) []string {
 
 func (w *world) worker() *Worker {
 	m := metrics.New()
+	w.metrics = m
 	quick := patience.Backoff{First: time.Microsecond, Max: time.Microsecond}
 	log := slog.New(slog.DiscardHandler)
 	retry := patience.Retrier{Backoff: quick, Log: log, Count: m}
