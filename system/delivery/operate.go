@@ -39,6 +39,11 @@ LIMIT $3`
 const sqlListByID = `-- list_by_id
 SELECT ` + columns + ` FROM notifications n WHERE n.id = ANY($1::uuid[])`
 
+// sqlForgetMail: only of a mail of which there is no copy and no open try.
+const sqlForgetMail = `-- forget_mail
+DELETE FROM notification_mails m USING notifications n
+WHERE m.notification_id = $1 AND n.id = $1 AND n.status = 'PENDING' AND n.unsettled = 0`
+
 const sqlNow = `-- now
 SELECT ` + clock
 

@@ -376,11 +376,6 @@ UPDATE notifications n SET
 WHERE n.id = $1 AND n.status = 'DEAD' AND NOT n.cancel_requested
 RETURNING ` + columns + `, ` + waitColumn
 
-// sqlForgetMail: only of a mail of which there is no copy and no open try.
-const sqlForgetMail = `-- forget_mail
-DELETE FROM notification_mails m USING notifications n
-WHERE m.notification_id = $1 AND n.id = $1 AND n.status = 'PENDING' AND n.unsettled = 0`
-
 // sqlFound: UNKNOWN → SENT.
 const sqlFound = `-- found
 UPDATE notifications n SET
