@@ -23,10 +23,10 @@ func killedWhileSending() Scenario {
 		Floors:     history.Floors{Confirmed: 500, Faults: 2},
 		Invariants: everyMail(),
 		System:     fast(),
-		// The mails must outlast the kills, each of which waits for one: 26 of
-		// them take half a minute on idle cores, and twice that on busy ones.
-		Load:       Load{Baseline: 30, Bookings: 520, PerSecond: 10},
-		Expect:     80 * time.Second,
+		// Each kill waits for a mail: on busy cores the kills take longer than the
+		// 500 mails that the floor asks for.
+		Load:       Load{Baseline: 30, Bookings: 2500, PerSecond: 18, UntilStruck: true},
+		Expect:     50 * time.Second,
 		Quiesce:    90 * time.Second,
 		FaultNames: []string{"kill-while-held", "kill-at-random"},
 		Faults: func(b *Bench) []faults.Fault {
