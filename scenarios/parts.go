@@ -192,8 +192,21 @@ func measureParts(h *history.History, own *ownFindings) {
 			own.measure("rescued: "+counter, n, "", "")
 		}
 	}
+	own.measure("events in the topic more than once", float64(topicRepeats(h)), "", "published again since an answer did not come")
 	own.measure("redeliveries", again, "", "marked as such by the broker")
 	own.measure("rescued by the sweeper", rescued, "", "")
+}
+
+// topicRepeats counts the records of the topic that repeat an event.
+func topicRepeats(h *history.History) (n int) {
+	seen := map[string]bool{}
+	for _, r := range h.Final.Topic {
+		if seen[r.EventID] {
+			n++
+		}
+		seen[r.EventID] = true
+	}
+	return n
 }
 
 // struckParts are the faults that took hold, in the order in which they did.
