@@ -179,19 +179,15 @@ func (l *lab) build(ctx context.Context, mutant string) (target.Binaries, error)
 	if b, ok := l.built[mutant]; ok {
 		return b, nil
 	}
-	all, err := mutants.All()
+	m, err := findMutant(mutant)
 	if err != nil {
 		return target.Binaries{}, err
-	}
-	i := slices.IndexFunc(all, func(m mutants.Mutant) bool { return m.Name == mutant })
-	if i < 0 {
-		return target.Binaries{}, fmt.Errorf("there is no mutant %q to build this layout from", mutant)
 	}
 	work := filepath.Join(l.builds, mutant)
 	if err := os.MkdirAll(work, 0o755); err != nil {
 		return target.Binaries{}, err
 	}
-	overlay, err := all[i].Overlay(".", work)
+	overlay, err := m.Overlay(".", work)
 	if err != nil {
 		return target.Binaries{}, err
 	}
@@ -202,6 +198,19 @@ func (l *lab) build(ctx context.Context, mutant string) (target.Binaries, error)
 		l.built[mutant] = b
 	}
 	return b, err
+}
+
+// findMutant looks among the planted defects, then among the layouts that are no
+// defect of a scenario.
+func findMutant(name string) (mutants.Mutant, error) {
+	all, err := mutants.All()
+	if err != nil {
+		return mutants.Mutant{}, err
+	}
+	if i := slices.IndexFunc(all, func(m mutants.Mutant) bool { return m.Name == name }); i >= 0 {
+		return all[i], nil
+	}
+	return mutants.ReadFile(filepath.Join("mutants", "layouts", name+".patch"))
 }
 
 // buildBound is how long a build of a layout may take.
