@@ -252,7 +252,19 @@ func (m *Marketing) binds(cores int) string {
 		return fmt.Sprintf("CPU: %.0f %% of all cores in use; most by %s, %s of %s per mail",
 			100*busy, part, millis(ms), millis(sumCPU(m.cpuPerMail())))
 	}
+	if others := m.machineBusy() - busy; others > busyShare-busy {
+		return fmt.Sprintf("other programs on the machine: they used %.0f %% of its cores, the system and its parts %.0f %%", 100*others, 100*busy)
+	}
 	return fmt.Sprintf("waiting, not work: %.0f %% of all cores in use", 100*busy)
+}
+
+// machineBusy is the share of all cores that any program used, 0 to 1.
+func (m *Marketing) machineBusy() float64 {
+	var sum float64
+	for _, rep := range m.Repeats {
+		sum += rep.MachineBusy / 100
+	}
+	return sum / float64(max(1, len(m.Repeats)))
 }
 
 // bindsShare names the parts that cost most beyond their raw stage.

@@ -73,6 +73,8 @@ func TestWhatBinds(t *testing.T) {
 	m := campaign(1000, 1)
 	require.Contains(t, m.binds(2), "CPU: 95 %")
 	require.Contains(t, m.binds(4), "waiting, not work")
+	m.Repeats[0].MachineBusy = 99
+	require.Contains(t, m.binds(4), "other programs on the machine")
 }
 
 func TestGoalsWithoutFigures(t *testing.T) {

@@ -13,6 +13,20 @@ const (
 // marketing lane reaches alone on two cores, so that it binds.
 const bucketRate = "400"
 
+// layoutLabel is a layout's name in a plot.
+func layoutLabel(name string) string {
+	switch name {
+	case layoutBucket:
+		return "split, with a token bucket"
+	case layoutOnePool:
+		return "one pool"
+	case layoutOneQueue:
+		return "one queue, one pool"
+	default:
+		return name
+	}
+}
+
 // layout by its name, nil when it was not measured.
 func (l *Latency) layout(name string) *Layout {
 	if l == nil {

@@ -198,7 +198,7 @@ func drawLatency(r *Result) ([]byte, error) {
 			return nil, err
 		}
 		p.Add(l)
-		p.Legend.Add(fmt.Sprintf("%s (p95 %s)", lay.Title, millis(all.Quantile(0.95))), l)
+		p.Legend.Add(fmt.Sprintf("%s (p95 %s)", layoutLabel(lay.Name), millis(all.Quantile(0.95))), l)
 	}
 	if hi == 0 {
 		return nil, nil
@@ -305,7 +305,7 @@ func drawFlood(r *Result) ([]byte, error) {
 		}
 		s.GlyphStyle = draw.GlyphStyle{Color: c, Radius: vg.Points(1.8), Shape: draw.CircleGlyph{}}
 		top.Add(l)
-		top.Legend.Add(lay.Title, l)
+		top.Legend.Add(layoutLabel(lay.Name), l)
 		bottom.Add(s)
 		end = max(end, queue[len(queue)-1].X, dots[len(dots)-1].X)
 	}

@@ -286,7 +286,8 @@ func (d *document) queues() {
 	}
 	d.cut("queues")
 	d.line("One quorum queue on three nodes, filled beforehand. *Bare*: consumers that ack each message and do nothing else. " +
-		"*Worker*: the marketing lane of notifyd with these settings, which for each message claims the row, sends a mail and settles.")
+		"*Worker*: the marketing lane of notifyd with these settings, which for each message claims the row, sends a mail and settles; as many mails at work side by side as it has unless told " +
+		"otherwise, at most the prefetch of each consumer.")
 	var rows [][]any
 	for _, c := range q.Cells {
 		bare, worker := spreadOf(c.Bare), spreadOf(c.Worker)
@@ -316,7 +317,8 @@ func (d *document) marketing() {
 		accept = append(accept, rep.AcceptSeconds)
 	}
 	d.line("%d mails in one campaign, from the call to the last mail at the mail server: %s mails/s; the system had taken all of "+
-		"them over after %s s. %.0f %% of all cores were in use.", m.Mails, spreadOf(m.rates()), spreadOf(accept), 100*m.busy(d.Machine.Cores))
+		"them over after %s s. The system and its parts used %.0f %% of all cores, all programs together %.0f %%.",
+		m.Mails, spreadOf(m.rates()), spreadOf(accept), 100*m.busy(d.Machine.Cores), 100*m.machineBusy())
 	system, raw := m.cpuPerMail(), m.rawCPU()
 	both := maps.Clone(system)
 	maps.Copy(both, raw)

@@ -157,6 +157,9 @@ type MarketingRun struct {
 	AcceptSeconds float64 `json:"accept_seconds"` // until the system had taken all of it over
 	Seconds       float64 `json:"seconds"`        // until the last mail was kept by the mail server
 	Delivered     int     `json:"delivered"`
+	// MachineBusy is the share of all cores in use, by whatever program, in
+	// percent.
+	MachineBusy float64 `json:"machine_busy_percent"`
 	// CPU seconds by part over the whole run.
 	CPU map[string]float64 `json:"cpu_seconds"`
 }

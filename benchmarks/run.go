@@ -106,7 +106,7 @@ func parts() []part {
 		{name: "dead", title: "a mail server that refuses everything", do: (*runner).deadPart},
 		{name: "recovery", title: "recovery, from saved evidence", do: (*runner).recoveryPart, saved: true},
 		{name: "latency", title: "tickets idle and under the flood, layout by layout", do: (*runner).latencyPart},
-		{name: "marketing", title: "campaigns end to end, and the raw stages", do: (*runner).marketingPart},
+		{name: "marketing", title: "the raw stages, and campaigns end to end", do: (*runner).marketingPart},
 		{name: "queues", title: "one queue by prefetch and consumers", do: (*runner).queuesPart},
 	}
 }
