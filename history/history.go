@@ -123,7 +123,7 @@ type Op struct {
 	// Client is the logical process that made it, "" if the caller does not
 	// say. A client has one operation open at a time.
 	Client    string    `json:"client,omitempty"`
-	Name      string    `json:"name"` // confirm, cancel, reopen; of a campaign: campaign, stop
+	Name      string    `json:"name"` // confirm, cancel, reopen, replay, ask (what is known of the mail?); of a campaign: campaign, stop
 	Booking   string    `json:"booking"`
 	Key       string    `json:"key"` // dedupe key of the mail it is about, or the campaign's name
 	Recipient string    `json:"recipient"`
@@ -132,6 +132,8 @@ type Op struct {
 	Return    int64     `json:"return"`
 	Outcome   OpOutcome `json:"outcome"`
 	Err       string    `json:"err,omitempty"`
+	// Answer of an ask, in the words of the system's clients: cancelled, sent …
+	Answer string `json:"answer,omitempty"`
 	// Campaign is set in an operation on many mails at once.
 	Campaign *Campaign `json:"campaign,omitempty"`
 }

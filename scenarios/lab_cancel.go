@@ -23,7 +23,7 @@ func cancels() Scenario {
 	s := Scenario{
 		Name:   "lab-cancel",
 		Title:  "customers cancel and reopen at every moment of their mail's life",
-		Proves: []string{"C-01", "C-06", "C-07", "C-08", "C-09", "C-10", "C-12", "A2-14", "LAB-C1", "LAB-C2", "LAB-FLAG", "TRAP-C2-3", "TRAP-C2-4", "TRAP-C2-6", "TRAP-C2-7"},
+		Proves: []string{"C-01", "C-06", "C-07", "C-08", "C-09", "C-10", "C-12", "A2-14", "LAB-C1", "LAB-C2", "LAB-FLAG", "LAB-TOMB", "TRAP-C2-1", "TRAP-C2-2", "TRAP-C2-3", "TRAP-C2-4", "TRAP-C2-6", "TRAP-C2-7"},
 		Cells:  []Cell{cellResend()},
 		Floors: history.Floors{Confirmed: 500, Faults: 1},
 		Invariants: append(everyMail(),
@@ -52,11 +52,15 @@ const (
 	storyLate    = "late"         // cancelled after the customer has it
 	storyReopen  = "reopened"     // cancelled and reopened
 	storyOld     = "oldcancelled" // and then the old cancel arrives once more
+	storyFirst   = "overtaken"    // the cancel overtakes its confirmation on the topic (LAB-TOMB)
 )
+
+// order of the stories, for the draw.
+var order = []string{storyEarly, storyHeld, storyRefused, storyLate, storyReopen, storyOld, storyFirst}
 
 // stories are how many there are of each.
 func stories() map[string]int {
-	return map[string]int{storyEarly: 60, storyHeld: 16, storyRefused: 16, storyLate: 40, storyReopen: 30, storyOld: 20}
+	return map[string]int{storyEarly: 60, storyHeld: 16, storyRefused: 16, storyLate: 40, storyReopen: 30, storyOld: 20, storyFirst: 16}
 }
 
 const (
@@ -76,6 +80,7 @@ const (
 type canceller interface {
 	Reopen(ctx context.Context, booking string, generation int) history.OpOutcome
 	RepeatCancel(ctx context.Context, booking string, generation int) error
+	CancelOvertakes(ctx context.Context, booking, recipient string) error
 	MailTold(ctx context.Context, booking string) (string, error)
 }
 
@@ -104,7 +109,7 @@ func newCancelling(b *Bench) *cancelling {
 	c := &cancelling{bench: b, done: make(chan struct{}), held: make(chan struct{}, atOnce), stored: map[string]bool{}}
 	c.target, _ = b.Target.(canceller)
 	r := b.Rand("cancels")
-	for _, story := range []string{storyEarly, storyHeld, storyRefused, storyLate, storyReopen, storyOld} {
+	for _, story := range order {
 		for i := range stories()[story] {
 			c.cast = append(c.cast, customer{story, Booking{ID: drawUUID(r), Recipient: fmt.Sprintf("%s%03d@customers.test", story, i+1)}})
 		}
@@ -203,6 +208,8 @@ func (c *cancelling) story(ctx context.Context, who customer, intended int64) er
 			return err
 		}
 		return c.cancel(ctx, who)
+	case storyFirst:
+		return c.overtaken(ctx, who, intended)
 	}
 	if err := c.confirm(ctx, who, intended); err != nil {
 		return err
@@ -214,6 +221,19 @@ func (c *cancelling) story(ctx context.Context, who customer, intended int64) er
 		return err
 	}
 	return c.target.RepeatCancel(ctx, who.ID, 1)
+}
+
+// overtaken: the mail service hears of the cancel first. By the time that the
+// customer's own cancel gets there, a mail without a tombstone is sent.
+func (c *cancelling) overtaken(ctx context.Context, who customer, intended int64) error {
+	if err := c.target.CancelOvertakes(ctx, who.ID, who.Recipient); err != nil {
+		return err
+	}
+	if err := c.confirm(ctx, who, intended); err != nil {
+		return err
+	}
+	pause(ctx, cancelWay)
+	return c.cancel(ctx, who)
 }
 
 func (c *cancelling) heldStory(ctx context.Context, who customer, intended int64) error {
@@ -236,8 +256,28 @@ func (c *cancelling) heldStory(ctx context.Context, who customer, intended int64
 	if err := c.cancel(ctx, who); err != nil {
 		return err
 	}
+	// The server holds the mail: nobody can know yet what became of it (C-12).
+	if _, err := c.ask(ctx, who); err != nil {
+		return err
+	}
 	pause(ctx, cancelWay)
 	return nil
+}
+
+// ask asks the booking service what it knows of the customer's mail, and records
+// the answer: it is judged with the rest of the evidence.
+func (c *cancelling) ask(ctx context.Context, who customer) (string, error) {
+	call := history.Now()
+	answer, err := c.target.MailTold(ctx, who.ID)
+	if err != nil {
+		return "", err
+	}
+	returned := history.Now()
+	c.bench.Record(history.Record{T: returned, Kind: history.KindOp, Op: &history.Op{
+		Name: "ask", Booking: who.ID, Key: c.bench.Target.Key(who.ID, generationOf(who.story)), Recipient: who.Recipient,
+		Intended: call, Call: call, Return: returned, Outcome: history.OpOK, Answer: answer,
+	}})
+	return answer, nil
 }
 
 func (c *cancelling) awaitCopy(ctx context.Context, who customer) error {
@@ -310,25 +350,16 @@ func (c *cancelling) Heal(ctx context.Context) error {
 }
 
 // Witness asks the booking service what it tells each of the customers, once
-// everything has come to rest, and compares it with what the mail server has.
+// everything has come to rest. Whether that is true is the judge's to say.
 func (c *cancelling) Witness(ctx context.Context) (faults.Witness, error) {
 	c.mu.Lock()
 	errs := slices.Clone(c.errs)
 	c.mu.Unlock()
-	copies := map[string]int{}
-	for _, a := range c.bench.Parts.Mail.Ledger() {
-		if a.Stored {
-			copies[a.Key]++
-		}
-	}
 	told := map[string]int{}
 	var keys []string
 	deadline := time.Now().Add(toldBound)
 	for _, who := range c.cast {
 		status, err := c.awaitTold(ctx, who, deadline)
-		if err == nil {
-			err = truthful(who.story, status, copies[c.bench.Target.Key(who.ID, generationOf(who.story))])
-		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", who.Recipient, err))
 		}
@@ -351,12 +382,15 @@ func generationOf(story string) int {
 	return 1
 }
 
-// awaitTold waits for what is known to arrive.
+// awaitTold waits for what is known to arrive, and records the last answer.
 func (c *cancelling) awaitTold(ctx context.Context, who customer, deadline time.Time) (string, error) {
 	for {
 		status, err := c.target.MailTold(ctx, who.ID)
-		if err != nil || status != "pending" || time.Now().After(deadline) {
+		if err != nil {
 			return status, err
+		}
+		if status != "pending" || time.Now().After(deadline) {
+			return c.ask(ctx, who)
 		}
 		if !pause(ctx, 100*time.Millisecond) {
 			return status, ctx.Err()
@@ -371,7 +405,7 @@ func isTrue(text string) bool { return text == "true" || text == "t" }
 func truthful(story, told string, copies int) error {
 	want := map[string][]string{
 		storyEarly: {"cancelled", "too-late"}, storyHeld: {"too-late"}, storyRefused: {"cancelled"},
-		storyLate: {"too-late"}, storyReopen: {"sent"}, storyOld: {"sent"},
+		storyLate: {"too-late"}, storyReopen: {"sent"}, storyOld: {"sent"}, storyFirst: {"cancelled"},
 	}[story]
 	switch has := copies > 0; {
 	case !slices.Contains(want, told):
@@ -393,10 +427,10 @@ func judgeCancels(h *history.History, own *ownFindings) {
 			met++
 		}
 	}
-	want := map[string]string{storyHeld: "sent", storyRefused: "cancelled", storyLate: "sent"}
+	want := map[string]string{storyHeld: "sent", storyRefused: "cancelled", storyLate: "sent", storyFirst: "cancelled"}
 	looked, inTime := 0, 0
 	for _, row := range h.Final.Rows {
-		story := strings.TrimRight(strings.TrimSuffix(row.Recipient, "@customers.test"), "0123456789")
+		story := storyOf(row.Recipient)
 		if _, ours := stories()[story]; !ours {
 			continue
 		}
@@ -421,4 +455,45 @@ func judgeCancels(h *history.History, own *ownFindings) {
 	if met == 0 {
 		own.find(verify.Invalid, name, "", "no cancel met its mail while it was sent")
 	}
+	judgeAnswers(h, own)
+}
+
+// storyOf a customer's address.
+func storyOf(recipient string) string {
+	return strings.TrimRight(strings.TrimSuffix(recipient, "@customers.test"), "0123456789")
+}
+
+// judgeAnswers holds every answer against what really became of the mail. An
+// answer that is final must never be another later, so the first ones, given
+// while a mail was held, are judged like the last.
+func judgeAnswers(h *history.History, own *ownFindings) {
+	const name = "told-is-true"
+	own.check(name, "A customer is told that a mail is cancelled, sent or too late only when it is so, and in the end is told (C-12).", 0)
+	copies := map[string]int{}
+	for _, a := range h.Attempts {
+		if a.Stored {
+			copies[a.Key]++
+		}
+	}
+	last := map[string]*history.Op{}
+	looked := 0
+	for i := range h.Ops {
+		o := &h.Ops[i]
+		if o.Name != "ask" {
+			continue
+		}
+		looked++
+		if o.Answer != "pending" && (o.Answer == "cancelled") == (copies[o.Key] > 0) {
+			own.find(verify.Fail, name, o.Key, fmt.Sprintf("the customer of the story %q was told %q, and the mail server has %d copies", storyOf(o.Recipient), o.Answer, copies[o.Key]))
+		}
+		if l := last[o.Key]; l == nil || l.Return < o.Return {
+			last[o.Key] = o
+		}
+	}
+	for key, o := range last {
+		if err := truthful(storyOf(o.Recipient), o.Answer, copies[key]); err != nil {
+			own.find(verify.Fail, name, key, fmt.Sprintf("the customer of the story %q %v", storyOf(o.Recipient), err))
+		}
+	}
+	own.checked[len(own.checked)-1].Looked = looked
 }

@@ -201,6 +201,8 @@ func All(d Draw) []Scenario {
 		shutdown(),
 		lateParts(),
 		crashShort(),
+		unreadableEvents(),
+		rewoundOffsets(),
 	}, crashes(d)...)
 }
 

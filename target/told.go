@@ -10,8 +10,11 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"mailproof/system/contract"
 )
 
 // MailTold is what the booking service tells its client of the booking's mail:
@@ -63,16 +66,36 @@ func (p *Pipeline) RepeatCancel(ctx context.Context, booking string, generation 
 	if len(bodies) != 1 {
 		return fmt.Errorf("booking %s has %d cancels of generation %d", booking, len(bodies), generation)
 	}
-	producer, err := kgo.NewClient(kgo.SeedBrokers(p.cfg.Stack.Kafka().Brokers()...),
-		// As the relay: the copy must come to the same partition, behind the reopening.
-		kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)))
+	return p.produce(ctx, booking, []byte(bodies[0]))
+}
+
+// CancelOvertakes puts a cancel of a booking on the topic that has no event there
+// yet: what a relay without an order does to a booking that is confirmed and
+// cancelled at once (TRAP-2-7, LAB-TOMB).
+func (p *Pipeline) CancelOvertakes(ctx context.Context, booking, recipient string) error {
+	id, err := uuid.NewV7()
 	if err != nil {
-		return fmt.Errorf("repeat the cancel of %s: %w", booking, err)
+		return fmt.Errorf("cancel of %s: %w", booking, err)
+	}
+	body, err := json.Marshal(contract.Event{
+		EventID: id.String(), EventType: contract.BookingCancelled, Version: contract.EventVersion, OccurredAt: time.Now(),
+		BookingID: booking, Generation: 1, DedupeKey: contract.TicketKey(booking, 1), Data: contract.EventData{Recipient: recipient},
+	})
+	if err != nil {
+		return fmt.Errorf("cancel of %s: %w", booking, err)
+	}
+	return p.produce(ctx, booking, body)
+}
+
+// produce as the relay does: records of a booking come to one partition.
+func (p *Pipeline) produce(ctx context.Context, booking string, body []byte) error {
+	producer, err := kgo.NewClient(kgo.SeedBrokers(p.cfg.Stack.Kafka().Brokers()...), kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)))
+	if err != nil {
+		return fmt.Errorf("produce for %s: %w", booking, err)
 	}
 	defer producer.Close()
-	record := &kgo.Record{Topic: p.topic, Key: []byte(booking), Value: []byte(bodies[0])}
-	if err := producer.ProduceSync(ctx, record).FirstErr(); err != nil {
-		return fmt.Errorf("repeat the cancel of %s: %w", booking, err)
+	if err := producer.ProduceSync(ctx, &kgo.Record{Topic: p.topic, Key: []byte(booking), Value: body}).FirstErr(); err != nil {
+		return fmt.Errorf("produce for %s: %w", booking, err)
 	}
 	return nil
 }

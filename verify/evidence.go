@@ -246,7 +246,9 @@ func (m *Mail) State() string {
 }
 
 // asks says whether an operation asks for a mail; a cancel does not.
-func asks(o *history.Op) bool { return o.Name != "cancel" && o.Name != "replay" && o.Name != "stop" }
+func asks(o *history.Op) bool {
+	return o.Name != "cancel" && o.Name != "replay" && o.Name != "stop" && o.Name != "ask"
+}
 
 // Asked is the best known outcome of the operations that asked for this mail,
 // "" if none did. One acknowledged request is enough; an unknown one outweighs
