@@ -37,24 +37,19 @@ type Driver struct {
 // is given the intended time on the driver's clock. When ctx ends, what is left
 // is not made.
 func Drive[T any](ctx context.Context, d *Driver, start int64, plan []Arrival[T], do func(ctx context.Context, op T, intended int64)) {
-	DriveUntil(ctx, d, start, plan, len(plan), nil, do)
+	DriveUntil(ctx, d, start, plan, nil, do)
 }
 
 // DriveUntil is [Drive] with an end that the plan does not know: once enough is
-// closed and least arrivals have come, the rest of the plan is taken back, which
-// is no shortfall.
-func DriveUntil[T any](ctx context.Context, d *Driver, start int64, plan []Arrival[T], least int, enough <-chan struct{}, do func(ctx context.Context, op T, intended int64)) {
+// closed, the rest of the plan is taken back, which is no shortfall.
+func DriveUntil[T any](ctx context.Context, d *Driver, start int64, plan []Arrival[T], enough <-chan struct{}, do func(ctx context.Context, op T, intended int64)) {
 	slots := d.places()
 	d.planned.Add(int64(len(plan)))
 	var all sync.WaitGroup
 	defer all.Wait()
 	for i, a := range plan {
-		end := enough
-		if i < least {
-			end = nil
-		}
 		intended := start + int64(a.At)
-		if !waitUnless(ctx, end, time.Duration(intended-d.Clock())) {
+		if !waitUnless(ctx, enough, time.Duration(intended-d.Clock())) {
 			if ctx.Err() == nil {
 				d.planned.Add(int64(i - len(plan)))
 			}

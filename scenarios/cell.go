@@ -191,7 +191,7 @@ func (x *cellRun) baseline(ctx context.Context) error {
 		x.own.measure(idleCPU, x.usage.percent(mailService), "%", "of one core, no traffic")
 		x.usage.last = nil
 	}
-	x.clients.drive(ctx, x.clock(), x.plan.Baseline, 0, nil)
+	x.clients.drive(ctx, x.clock(), x.plan.Baseline, nil)
 	if len(x.plan.Baseline) == 0 {
 		return ctx.Err()
 	}
@@ -213,12 +213,9 @@ func (x *cellRun) strike(ctx context.Context) error {
 		}
 	}
 	if x.scenario.Load.UntilStruck {
-		struck := make(chan struct{})
-		go func() { defer close(struck); x.awaitCampaigns(ctx) }()
-		x.clients.drive(ctx, x.clock(), x.plan.Faults, x.scenario.Floors.Confirmed, struck)
-		<-struck
+		x.driveUntilStruck(ctx)
 	} else {
-		x.clients.drive(ctx, x.clock(), x.plan.Faults, 0, nil)
+		x.clients.drive(ctx, x.clock(), x.plan.Faults, nil)
 		x.awaitCampaigns(ctx)
 	}
 	if x.scenario.FaultsUntilSettled {
@@ -226,6 +223,25 @@ func (x *cellRun) strike(ctx context.Context) error {
 	}
 	x.usage.end()
 	return ctx.Err()
+}
+
+// driveUntilStruck runs the workload until every campaign has made its last
+// strike and the floor of confirmations is reached: what arrives while a part is
+// away may be given up by its client.
+func (x *cellRun) driveUntilStruck(ctx context.Context) {
+	driving, driven := context.WithCancel(ctx)
+	struck, enough := make(chan struct{}), make(chan struct{})
+	go func() { defer close(struck); x.awaitCampaigns(ctx) }()
+	go func() {
+		defer close(enough)
+		<-struck
+		for x.clients.confirmed.Load() < int64(x.scenario.Floors.Confirmed) && pause(driving, restPoll) {
+			continue
+		}
+	}()
+	x.clients.drive(ctx, x.clock(), x.plan.Faults, enough)
+	driven()
+	<-enough
 }
 
 // awaitCampaigns returns when every campaign has made its last strike.

@@ -34,7 +34,7 @@ func partScenario(name, title string, faultNames ...string) Scenario {
 		Floors:     history.Floors{Confirmed: 500, Faults: len(faultNames)},
 		Invariants: everyMail(),
 		System:     fast(),
-		Load:       Load{Baseline: 20, Bookings: 4000, PerSecond: 25, UntilStruck: true},
+		Load:       Load{Baseline: 20, Bookings: 6000, PerSecond: 25, UntilStruck: true},
 		Quiesce:    90 * time.Second,
 		Expect:     60 * time.Second,
 		FaultNames: faultNames,

@@ -35,9 +35,9 @@ func newClients(t target.Target, clock func() int64, record func(history.Record)
 
 // drive makes every operation at its intended time, from the clock's reading at
 // start on, and returns when each has been acknowledged or given up. Once enough
-// is closed (nil: never) and least of them have come, no more come.
-func (c *clients) drive(ctx context.Context, start int64, bookings []Booking, least int, enough <-chan struct{}) {
-	loadgen.DriveUntil(ctx, c.driver, start, schedule(bookings), least, enough, c.act)
+// is closed (nil: never), no more come.
+func (c *clients) drive(ctx context.Context, start int64, bookings []Booking, enough <-chan struct{}) {
+	loadgen.DriveUntil(ctx, c.driver, start, schedule(bookings), enough, c.act)
 }
 
 // act repeats an operation until it is acknowledged: an outcome that is unknown
