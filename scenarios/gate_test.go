@@ -295,3 +295,33 @@ func TestAGateIsDecidedAgainFromItsFolder(t *testing.T) {
 	_, _, err = JudgeGateAgain(dir, sum)
 	require.ErrorContains(t, err, reports.GateFile)
 }
+
+// The summary of a gate on real parts, as it was left in its folder (without
+// statements and guarantees). It is from before t6.6.
+func TestASavedGateIsDecidedAsItWas(t *testing.T) {
+	t.Parallel()
+	sum, err := reports.Read(filepath.Join("testdata", "gate"))
+	require.NoError(t, err)
+	g := JudgeGate(sum, Criteria(), again)
+	require.False(t, g.Short)
+	for _, c := range g.Criteria {
+		if c.ID == "AC6" {
+			require.Equal(t, verify.Invalid, c.Verdict)
+			require.Contains(t, c.Reason, "the run holds no cell t6.6")
+			continue
+		}
+		require.Equal(t, verify.Pass, c.Verdict, "%s: %s", c.ID, c.Reason)
+	}
+	require.Equal(t, verify.Invalid, g.Verdict)
+	for id, figure := range map[string]string{
+		"AC1": "five records per event and one of a stranger (1060 records more): 550 of 550 mails delivered, 0 copies more, 0 lost",
+		"AC2": "q.notify.ticket quorum, 3 members, leader r1@localhost; q.notify.marketing quorum, 3 members, leader r3@localhost; " +
+			"q.notify.dlq quorum, 3 members, leader r2@localhost; 50 of 50 queues of the run are quorum queues",
+		"AC3": "52 SIGKILLs, 44 of them with a session held: resend 550 of 550 delivered, 20 copies more, 1 UNKNOWN, 0 lost; " +
+			"hold 513 of 550 delivered, 0 copies more, 55 UNKNOWN, 0 lost",
+		"AC4": "4 tries per mail (4 allowed) at 10s, 1m, 5m, then 520 of 520 DEAD, 520 dead letters",
+		"AC8": "notifyd 1.5 % of a core with the server down, 1.0 % idle (< 30 %); 4 deliveries per mail",
+	} {
+		require.Equal(t, figure, criterion(t, g, id).Figure)
+	}
+}
