@@ -76,7 +76,10 @@ func (x *cellRun) run(ctx context.Context) reports.Scenario {
 	if err := x.own.save(x.dir); err != nil {
 		return x.broken(ctx, err)
 	}
-	result, err := Judge(x.dir)
+	result, own, err := judge(x.dir)
+	if err == nil {
+		err = own.saveSamples(x.dir)
+	}
 	if err != nil {
 		return x.broken(ctx, fmt.Errorf("judge: %w", err))
 	}

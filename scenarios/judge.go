@@ -19,17 +19,27 @@ import (
 // that its meta names, and what the runner itself found. It asks nothing of a
 // running system, so that it gives the same answer a year later.
 func Judge(dir string) (reports.Scenario, error) {
+	result, _, err := judge(dir)
+	return result, err
+}
+
+// judge also returns what was found by no checker of package verify, with the
+// raw samples.
+func judge(dir string) (reports.Scenario, ownFindings, error) {
 	h, err := history.Load(filepath.Join(dir, history.FileName))
 	if err != nil {
-		return reports.Scenario{}, err
+		return reports.Scenario{}, ownFindings{}, err
 	}
 	evidence, err := fingerprint(filepath.Join(dir, history.FileName))
 	if err != nil {
-		return reports.Scenario{}, err
+		return reports.Scenario{}, ownFindings{}, err
 	}
 	own, err := loadOwn(dir)
 	if err != nil {
-		return reports.Scenario{}, err
+		return reports.Scenario{}, own, err
+	}
+	if h.Meta != nil && h.Final != nil {
+		own.samples = samplesOf(verify.NewEvidence(h, verify.DefaultColumns()))
 	}
 	judged := verify.Judge(h)
 	if extra := judgeOf(h); extra != nil {
@@ -55,7 +65,7 @@ func Judge(dir string) (reports.Scenario, error) {
 		result.RetryDelays, result.MaxAttempts = h.Meta.RetryDelays, h.Meta.MaxAttempts
 	}
 	result.Seconds = seconds(h.End - h.Start)
-	return result, nil
+	return result, own, nil
 }
 
 // tellStories adds the mail's life to the first findings that name one.

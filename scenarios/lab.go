@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mailproof/fakes/ledger"
+	"mailproof/fakes/script"
 	"mailproof/fakes/smtp"
 	"mailproof/faults"
 	"mailproof/faults/pgproxy"
@@ -175,15 +176,17 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 	if err != nil {
 		return nil, err
 	}
-	env := maps.Clone(l.env)
+	// The command line has the last word: a planted defect takes the net away.
+	env := map[string]string{}
 	maps.Copy(env, o.System.Env)
+	maps.Copy(env, l.env)
 	mode := smtp.Plain
 	if o.Cell.Deduplicating {
 		mode = smtp.DedupByKey
 	}
 	// A hang must outlive the sender's deadline, and a hold the wait for it;
 	// both end with the cell.
-	opt := smtp.Options{Seed: o.Seed, Mode: mode, Clock: history.Now}
+	opt := smtp.Options{Seed: o.Seed, Mode: mode, Clock: history.Now, MaxConnections: o.System.Connections, Rules: serviceTime(o.System)}
 	if o.System.ReconcileEvery > 0 {
 		opt.HTTPAddr = "127.0.0.1:0"
 	}
@@ -245,6 +248,18 @@ func (c *cellLab) startProxy() (addr string, err error) {
 		return "", err
 	}
 	return c.proxy.Addr(), nil
+}
+
+// serviceTime lets the mail server work on each mail: before it keeps it, as a
+// provider scans, signs and queues first.
+func serviceTime(s System) []smtp.Rule {
+	if s.ServiceTime == 0 {
+		return nil
+	}
+	return []smtp.Rule{{
+		ID:     "service-time",
+		Action: smtp.Action{Kind: smtp.Delay, Stage: smtp.StageDot, For: script.Duration(s.ServiceTime)},
+	}}
 }
 
 func (c *cellLab) followLogs(ctx context.Context) error {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"mailproof/history"
+	"mailproof/loadgen"
 	"mailproof/reports"
 	"mailproof/verify"
 )
@@ -26,6 +27,7 @@ type ownFindings struct {
 	Measured []reports.Measurement `json:"measured,omitempty"`
 
 	checked []verify.Checked // of a scenario's own judge; not saved, made anew
+	samples []loadgen.Sample // raw latencies, taken from the history
 }
 
 // check begins an invariant that a scenario judges by itself.

@@ -172,7 +172,7 @@ func TestSelect(t *testing.T) {
 		}
 		return got
 	}
-	require.Len(t, cells(), 22, "without those on demand")
+	require.Len(t, cells(), 23, "without those on demand")
 	require.Equal(t, []string{"t6.2/resend", "t6.2/hold"}, cells("t6.2"))
 	require.Equal(t, []string{"t6.2/hold"}, cells("t6.2/hold"))
 	require.Equal(t, []string{"t6.7/resend", "t6.2/hold"}, cells("t6.2/hold", "t6.7/resend"))

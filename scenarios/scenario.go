@@ -117,6 +117,11 @@ type System struct {
 	PostgresProxy bool
 	// WatchReadiness makes every change of a process's readiness evidence.
 	WatchReadiness bool
+	// ServiceTime is how long the mail server works on each mail before it
+	// answers, as a provider does; 0 answers at once. Connections is how many it
+	// grants at a time; 0 leaves the server's default.
+	ServiceTime time.Duration
+	Connections int
 }
 
 // Load is the open-loop workload: arrivals keep their schedule whatever the
@@ -193,6 +198,7 @@ func All(d Draw) []Scenario {
 		cancels(),
 		permanentErrors(),
 		dlqReplay(),
+		flood(),
 		leaderLost(),
 		rabbitMQ(),
 		kafkaLost(),

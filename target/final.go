@@ -337,7 +337,15 @@ SELECT dedupe_key,
        || CASE WHEN published_at IS NULL THEN ', never published' ELSE '' END
        || coalesce(', last error: ' || left(last_error, 80), '')
 FROM notifications
-WHERE status IN ('PENDING', 'SENDING', 'FAILED') OR (status = 'DEAD' AND dlq_published_at IS NULL) OR (status = 'UNKNOWN' AND $1)`
+WHERE campaign_id IS NULL
+  AND (status IN ('PENDING', 'SENDING', 'FAILED') OR (status = 'DEAD' AND dlq_published_at IS NULL) OR (status = 'UNKNOWN' AND $1))`
+
+	// A campaign's mails are counted: 50,000 reasons a few times per second would
+	// load the very machine that is measured. No row of it is read but in the index.
+	unsettledCampaignsSQL = `
+SELECT campaign_id, status, count(*) FROM notifications
+WHERE campaign_id IS NOT NULL AND (status IN ('PENDING', 'SENDING', 'FAILED') OR (status = 'UNKNOWN' AND $1))
+GROUP BY campaign_id, status ORDER BY campaign_id, status`
 
 	// Every event that some mail must follow, or that is not published yet.
 	eventsSQL = `
@@ -356,7 +364,8 @@ type event struct {
 }
 
 // Pending says for each mail that is not settled what it waits for: in the
-// outbox, between Kafka and the mail service, or in the mail service.
+// outbox, between Kafka and the mail service, or in the mail service. The mails
+// of a campaign stand together under its name and their number.
 func (p *Pipeline) Pending(ctx context.Context) (map[string]string, error) {
 	// The outbox is read first: what it published later cannot be missed, what
 	// arrives meanwhile is found in the mail service.
@@ -376,7 +385,27 @@ func (p *Pipeline) Pending(ctx context.Context) (map[string]string, error) {
 	for _, r := range rows {
 		pending[r.Key] = r.Reason
 	}
-	return pending, nil
+	return pending, p.pendingCampaigns(ctx, pending)
+}
+
+func (p *Pipeline) pendingCampaigns(ctx context.Context, pending map[string]string) error {
+	type part struct {
+		Campaign, Status string
+		N                int
+	}
+	parts, err := query(ctx, p.dbs[notifyDB], "unsettled campaigns", unsettledCampaignsSQL, pgx.RowToStructByPos[part], p.cfg.ReconcileEvery > 0)
+	if err != nil {
+		return err
+	}
+	total, reason := map[string]int{}, map[string]string{}
+	for _, c := range parts {
+		total[c.Campaign] += c.N
+		reason[c.Campaign] += fmt.Sprintf(" %s %d", c.Status, c.N)
+	}
+	for campaign, n := range total {
+		pending[fmt.Sprintf("campaign:%s, %d mails", campaign, n)] = strings.TrimSpace(reason[campaign])
+	}
+	return nil
 }
 
 // notArrived finds events of which the mail service has no row.

@@ -490,7 +490,7 @@ func (*Pipeline) Key(booking string, generation int) string {
 func (p *Pipeline) Databases() []Database {
 	return []Database{
 		{Name: bookingDB, URL: p.dbs[bookingDB], Tables: []string{"public.bookings", "public.outbox"}},
-		{Name: notifyDB, URL: p.dbs[notifyDB], Tables: []string{"public.notifications", "public.alerts"}},
+		{Name: notifyDB, URL: p.dbs[notifyDB], Tables: []string{"public.notifications", "public.alerts", "public.stopped_campaigns"}},
 	}
 }
 
