@@ -24,6 +24,12 @@ func TestWorkersSideBySide(t *testing.T) {
 			t.Parallel()
 			newTurmoil(t, policy).run()
 		})
+		t.Run(string(policy)+" in groups", func(t *testing.T) {
+			t.Parallel()
+			w := newTurmoil(t, policy)
+			w.group = NewGroup(w.Store, time.Minute)
+			w.run()
+		})
 	}
 }
 
@@ -37,6 +43,7 @@ const (
 type turmoil struct {
 	bench
 	policy Policy
+	group  *Group // nil: each statement is one worker's
 	ids    []uuid.UUID
 
 	mu   sync.Mutex
@@ -76,6 +83,21 @@ CREATE TRIGGER audit BEFORE UPDATE ON notifications FOR EACH ROW EXECUTE FUNCTIO
 		w.mail[id] = &mailRecord{booking: booking, faulty: map[int64]bool{}, tokens: map[int64]int{}}
 	}
 	return w
+}
+
+// Claim and Accepted go through the group, if there is one.
+func (w *turmoil) Claim(ctx context.Context, id uuid.UUID) (Claim, error) {
+	if w.group != nil {
+		return w.group.Claim(ctx, id)
+	}
+	return w.Store.Claim(ctx, id)
+}
+
+func (w *turmoil) Accepted(ctx context.Context, id uuid.UUID, token int64, providerID string) (Outcome, error) {
+	if w.group != nil {
+		return w.group.Accepted(ctx, id, token, providerID)
+	}
+	return w.Store.Accepted(ctx, id, token, providerID)
 }
 
 func (w *turmoil) run() {

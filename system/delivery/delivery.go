@@ -476,16 +476,18 @@ func (s *Store) settle(ctx context.Context, sql string, args ...any) (Outcome, b
 	if err != nil {
 		return Outcome{}, false, err
 	}
-	out, err := pgx.CollectExactlyOneRow(res, func(r pgx.CollectableRow) (Outcome, error) {
-		o := Outcome{Applied: true}
-		err := r.Scan(append(o.Row.dest(), &o.Wait)...)
-		o.Wait = max(o.Wait, 0)
-		return o, err
-	})
+	out, err := pgx.CollectExactlyOneRow(res, scanOutcome)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Outcome{}, false, nil
 	}
 	return out, err == nil, err
+}
+
+func scanOutcome(r pgx.CollectableRow) (Outcome, error) {
+	o := Outcome{Applied: true}
+	err := r.Scan(append(o.Row.dest(), &o.Wait)...)
+	o.Wait = max(o.Wait, 0)
+	return o, err
 }
 
 // settled finishes a transition: a refused one is looked at afterwards.

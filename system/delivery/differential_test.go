@@ -35,6 +35,8 @@ type diffEvent struct {
 	model func(m model, r modelRow) (modelRow, bool)
 	// batch, instead of run, is called once for the whole table.
 	batch func(ctx context.Context, s *Store, limit int) ([]Row, error)
+	// group is run with many callers at once.
+	group func(ctx context.Context, g *Group, r Row) (applied bool, err error)
 }
 
 func TestStatementsAgreeWithTheModel(t *testing.T) {
@@ -99,6 +101,11 @@ func (e diffEvent) runAll(ctx context.Context, s *Store, rows []Row) ([]bool, er
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(8)
+	if e.group != nil {
+		together := NewGroup(s, time.Minute)
+		g.SetLimit(100)
+		e.run = func(ctx context.Context, _ *Store, r Row) (bool, error) { return e.group(ctx, together, r) }
+	}
 	for i := range rows {
 		g.Go(func() (err error) {
 			applied[i], err = e.run(ctx, s, rows[i])
@@ -322,6 +329,23 @@ func batchEvents() []diffEvent {
 			}
 			return rows, err
 		}, model: model.claim},
+		{name: "claim_group", batch: func(ctx context.Context, s *Store, _ int) ([]Row, error) {
+			return grouped(ctx, s, sqlClaimGroup, scanWithMail, s.cfg.Lease, s.resendable)
+		}, model: model.claim},
+		{name: "cancel_campaign_group", batch: func(ctx context.Context, s *Store, _ int) ([]Row, error) {
+			return grouped(ctx, s, s.statement(sqlCancelCampaignGroup), scanRow)
+		}, model: func(m model, r modelRow) (modelRow, bool) {
+			if !r.status.waiting() { // a lease that is over is left to the single statement
+				return r, false
+			}
+			return m.cancelCampaign(r)
+		}},
+		{name: "expire_group", batch: func(ctx context.Context, s *Store, _ int) ([]Row, error) {
+			return grouped(ctx, s, s.statement(sqlExpireGroup), scanRow)
+		}, model: model.expire},
+		{name: "claims of a group, and what they bring to an end", group: func(ctx context.Context, g *Group, r Row) (bool, error) {
+			return claimRow(ctx, g.Store, g.Claim, r)
+		}, model: claimModel},
 		{name: "lease_over_batch", batch: func(ctx context.Context, s *Store, limit int) ([]Row, error) {
 			return s.LeaseOver(ctx, limit)
 		}, model: model.leaseOver},
@@ -329,6 +353,15 @@ func batchEvents() []diffEvent {
 			return s.Expire(ctx, limit)
 		}, model: model.expire},
 	}
+}
+
+// grouped gives a statement the ids of all rows, as a group would of some.
+func grouped(ctx context.Context, s *Store, sql string, scan pgx.RowToFunc[Row], args ...any) ([]Row, error) {
+	all, err := s.rows(ctx, `SELECT `+columns+` FROM notifications n`)
+	if err != nil {
+		return nil, err
+	}
+	return s.group(ctx, scan, sql, append([]any{ids(all)}, args...)...)
 }
 
 func settleEvents(token uint8) []diffEvent {
@@ -343,6 +376,32 @@ func settleEvents(token uint8) []diffEvent {
 		transient(true),
 		{name: named("accepted"), run: func(ctx context.Context, s *Store, r Row) (bool, error) {
 			return applied(s.Accepted(ctx, r.ID, int64(token), "250"))
+		}, model: func(m model, r modelRow) (modelRow, bool) {
+			if to, ok := m.accepted(r, token); ok {
+				return to, true
+			}
+			return m.acceptedLate(r, token)
+		}},
+		{name: named("accepted_group"), batch: func(ctx context.Context, s *Store, _ int) ([]Row, error) {
+			all, err := s.rows(ctx, `SELECT `+columns+` FROM notifications n`)
+			if err != nil {
+				return nil, err
+			}
+			asked := make([]accepting, len(all))
+			for i, r := range all {
+				asked[i] = accepting{id: r.ID, token: int64(token), providerID: "250"}
+			}
+			answers, err := s.acceptedGroup(ctx, asked)
+			var moved []Row
+			for _, a := range answers {
+				if a != nil {
+					moved = append(moved, a.Row)
+				}
+			}
+			return moved, err
+		}, model: func(m model, r modelRow) (modelRow, bool) { return m.accepted(r, token) }},
+		{name: named("accepted in a group"), group: func(ctx context.Context, g *Group, r Row) (bool, error) {
+			return applied(g.Accepted(ctx, r.ID, int64(token), "250"))
 		}, model: func(m model, r modelRow) (modelRow, bool) {
 			if to, ok := m.accepted(r, token); ok {
 				return to, true
@@ -387,7 +446,11 @@ func cancelEvents() []diffEvent {
 
 // claimCall is the whole of Store.Claim. Applied means here: the row changed.
 func claimCall(ctx context.Context, s *Store, r Row) (bool, error) {
-	c, err := s.Claim(ctx, r.ID)
+	return claimRow(ctx, s, s.Claim, r)
+}
+
+func claimRow(ctx context.Context, s *Store, claim func(context.Context, uuid.UUID) (Claim, error), r Row) (bool, error) {
+	c, err := claim(ctx, r.ID)
 	if err != nil {
 		return false, err
 	}

@@ -36,6 +36,11 @@
 //	send_again       SENT, EXPIRED or UNKNOWN, booking not cancelled      (its row stays) a PENDING row under "<key>:resend:<n>"
 //	stamp_dlq        DEAD, the version whose letter was confirmed         stamped
 //
+// claim, store_mail, accepted, and the ends by cancel_campaign and expire of a
+// row that waits, also stand as "…_group": the same guards and assignments for
+// several rows, each with its own token ([Group]). A row that another
+// transaction holds is left out there, and asked for alone.
+//
 // The words of the guards:
 //
 //	due         next_attempt_at and send_after have passed

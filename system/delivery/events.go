@@ -47,6 +47,7 @@ const sentBeforeCancel = `SELECT n.*, 'EmailCancelTooLate' AS told
 func transitions() []string {
 	return []string{
 		sqlAccepted, sqlAcceptedLate, sqlTransient, sqlPermanent, sqlAmbiguous, sqlLeaseOver, sqlLeaseOverBatch,
+		sqlAcceptedGroup, sqlCancelCampaignGroup, sqlExpireGroup,
 		sqlCancel, sqlCancelBooking, sqlCancelCampaign, sqlExpire, sqlExpireBatch, sqlPark, sqlFound, sqlProvenAbsent,
 	}
 }

@@ -160,6 +160,22 @@ UPDATE notifications n SET ` + setClaimed + `
 FROM picked WHERE n.id = picked.id
 RETURNING ` + columns + `, ` + mailColumn
 
+// sqlClaimGroup is claim for several rows that workers ask for in the same
+// moment (see [Group]). A row that another transaction holds is left out: a
+// statement that never waits can wait for nobody crosswise.
+const sqlClaimGroup = `-- claim_group
+WITH asked AS (
+  SELECT n.id FROM notifications n
+  WHERE n.id = ANY($1::uuid[])
+    AND ` + sendable + `
+    AND (` + waiting + ` AND ` + due + `
+      OR ` + leaseOver + ` AND ` + resendable + `)
+  FOR UPDATE SKIP LOCKED
+)
+UPDATE notifications n SET ` + setClaimed + `
+FROM asked WHERE n.id = asked.id
+RETURNING ` + columns + `, ` + mailColumn
+
 // sqlClaimLook says why a claim was refused, so that the answer is the right
 // one and a row that nobody may claim does not wait for ever.
 const sqlClaimLook = `-- claim_look
@@ -187,6 +203,19 @@ WHERE n.id = $1 AND n.status = 'SENDING' AND n.token = $2
 ON CONFLICT (notification_id) DO NOTHING
 RETURNING m.mail`
 
+// sqlStoreMailGroup is store_mail for several rows, each with its own token.
+// Ordered, so that two holders of the same rows cannot wait for each other
+// crosswise.
+const sqlStoreMailGroup = `-- store_mail_group
+INSERT INTO notification_mails AS m (notification_id, mail)
+SELECT n.id, u.mail
+FROM unnest($1::uuid[], $2::bigint[], $3::bytea[]) AS u(id, token, mail)
+JOIN notifications n ON n.id = u.id
+WHERE n.status = 'SENDING' AND n.token = u.token
+ORDER BY n.id
+ON CONFLICT (notification_id) DO NOTHING
+RETURNING m.notification_id`
+
 const sqlStoreMailLook = `-- store_mail_look
 SELECT m.mail FROM notifications n
 JOIN notification_mails m ON m.notification_id = n.id
@@ -201,6 +230,24 @@ UPDATE notifications n SET
   locked_until = NULL,
   ` + transition + `
 WHERE n.id = $1 AND n.status = 'SENDING' AND n.token = $2
+RETURNING ` + columns + `, ` + waitColumn
+
+// sqlAcceptedGroup is accepted for several rows, each with its own token.
+const sqlAcceptedGroup = `-- accepted_group
+WITH held AS (
+  SELECT n.id, u.provider_msg_id
+  FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS u(id, token, provider_msg_id)
+  JOIN notifications n ON n.id = u.id
+  WHERE n.status = 'SENDING' AND n.token = u.token
+  FOR UPDATE OF n SKIP LOCKED
+)
+UPDATE notifications n SET
+  status = 'SENT',
+  provider_msg_id = held.provider_msg_id,
+  sent_at = ` + clock + `,
+  locked_until = NULL,
+  ` + transition + `
+FROM held WHERE n.id = held.id
 RETURNING ` + columns + `, ` + waitColumn
 
 // sqlAcceptedLate: the token moved on. W, UNKNOWN → SENT; SENDING by another →
@@ -327,6 +374,17 @@ UPDATE notifications n SET ` + setCancelled + `
 WHERE n.id = $1 AND ` + stopped + ` AND (` + waiting + ` OR ` + leaseOver + ` AND NOT n.cancel_requested)
 RETURNING ` + columns
 
+// sqlCancelCampaignGroup is cancel_campaign for the waiting ones of several rows.
+const sqlCancelCampaignGroup = `-- cancel_campaign_group
+WITH asked AS (
+  SELECT n.id FROM notifications n
+  WHERE n.id = ANY($1::uuid[]) AND ` + waiting + ` AND ` + stopped + `
+  FOR UPDATE SKIP LOCKED
+)
+UPDATE notifications n SET ` + setCancelled + `
+FROM asked WHERE n.id = asked.id
+RETURNING ` + columns
+
 const sqlStopCampaign = `-- stop_campaign
 INSERT INTO stopped_campaigns (campaign_id) VALUES ($1) ON CONFLICT DO NOTHING`
 
@@ -341,6 +399,17 @@ FROM notifications n WHERE n.campaign_id = $1 GROUP BY n.status`
 const sqlExpire = `-- expire
 UPDATE notifications n SET ` + setExpired + `
 WHERE n.id = $1 AND ` + waiting + ` AND ` + pastExpiry + `
+RETURNING ` + columns
+
+// sqlExpireGroup is expire for several rows.
+const sqlExpireGroup = `-- expire_group
+WITH asked AS (
+  SELECT n.id FROM notifications n
+  WHERE n.id = ANY($1::uuid[]) AND ` + waiting + ` AND ` + pastExpiry + `
+  FOR UPDATE SKIP LOCKED
+)
+UPDATE notifications n SET ` + setExpired + `
+FROM asked WHERE n.id = asked.id
 RETURNING ` + columns
 
 const sqlExpireBatch = `-- expire_batch

@@ -50,16 +50,22 @@ import (
 // Pool opens a pool whose every statement is bounded on both sides of the wire.
 // It does not connect yet.
 func Pool(ctx context.Context, cfg config.Config) (*pgxpool.Pool, error) {
+	return poolOf(ctx, cfg, "", cfg.Pool)
+}
+
+// poolOf is a pool of so many connections at most, which Postgres shows under a
+// name of their own.
+func poolOf(ctx context.Context, cfg config.Config, suffix string, most int32) (*pgxpool.Pool, error) {
 	c, err := pgxpool.ParseConfig(cfg.DatabaseURL)
 	if err != nil {
 		// pgx's error quotes the URL with its password.
 		return nil, errors.New(config.Prefix + "DATABASE_URL: cannot be read")
 	}
-	c.MaxConns = cfg.Pool
+	c.MaxConns = most
 	c.ConnConfig.ConnectTimeout = 5 * time.Second
 	c.PingTimeout = 2 * time.Second
 	ms := fmt.Sprint(cfg.StatementTimeout.Milliseconds())
-	c.ConnConfig.RuntimeParams["application_name"] = "notifyd-" + cfg.Instance
+	c.ConnConfig.RuntimeParams["application_name"] = "notifyd-" + cfg.Instance + suffix
 	c.ConnConfig.RuntimeParams["statement_timeout"] = ms
 	// The net of A1-08: nothing here holds a transaction open.
 	c.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = ms
@@ -127,18 +133,24 @@ func hopeless(err error) bool {
 
 // service is one running notifyd.
 type service struct {
-	cfg      config.Config
-	log      *slog.Logger
-	metrics  *metrics.Set
-	pool     *pgxpool.Pool
-	store    *delivery.Store
-	retry    patience.Retrier
-	ring     doorbell.Ringer
-	bulkRing doorbell.Ringer
-	alerts   *alerts.Raiser
-	dead     dlq.Finisher
-	depth    *sweeper.BrokerDepth
-	relay    *outbox.Relay // nil where no mail events are told
+	cfg     config.Config
+	log     *slog.Logger
+	metrics *metrics.Set
+	pool    *pgxpool.Pool
+	store   *delivery.Store
+	// bulkPool and bulkStore are the marketing lane's: a campaign waits for its
+	// own connections and never for, or before, a ticket's.
+	bulkPool  *pgxpool.Pool
+	bulkStore *delivery.Store
+
+	retry      patience.Retrier
+	ring       doorbell.Ringer
+	bulkRing   doorbell.Ringer
+	alerts     *alerts.Raiser
+	bulkAlerts *alerts.Raiser
+	dead       dlq.Finisher
+	depth      *sweeper.BrokerDepth
+	relay      *outbox.Relay // nil where no mail events are told
 
 	sampler   *sampler
 	publisher *amqp.Publisher
@@ -164,7 +176,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	defer s.pool.Close()
+	defer s.close()
 	defer s.depth.Close()
 	defer s.sampler.close()
 	http, err := admin.Listen(ctx, admin.Config{
@@ -186,6 +198,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	outer.Go(func() error { return s.bulk.Run(outerCtx) })
 	outer.Go(func() error { return s.alerts.Run(outerCtx) })
 	outer.Go(func() error { s.sampler.run(outerCtx); return nil })
+	outer.Go(func() error { return s.bulkAlerts.Run(outerCtx) })
 
 	inner, stopInner := context.WithCancel(ctx)
 	defer stopInner()
@@ -296,7 +309,15 @@ func build(ctx context.Context, cfg config.Config, log *slog.Logger) (*service, 
 	if err != nil {
 		return nil, err
 	}
-	s := &service{cfg: cfg, log: log, metrics: metrics.New(), pool: pool, store: delivery.New(pool, cfg.Delivery())}
+	bulk, err := poolOf(ctx, cfg, " marketing", cfg.MarketingPool)
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	s := &service{
+		cfg: cfg, log: log, metrics: metrics.New(), pool: pool, store: delivery.New(pool, cfg.Delivery()),
+		bulkPool: bulk, bulkStore: delivery.New(bulk, cfg.Delivery()),
+	}
 	s.retry = patienceOf(log, s.metrics, cfg.StatementTimeout)
 	s.metrics.StartCounters(sweeper.Causes(), alerts.Kinds())
 	s.metrics.Limit("lease", cfg.Lease.Seconds())
@@ -308,22 +329,29 @@ func build(ctx context.Context, cfg config.Config, log *slog.Logger) (*service, 
 	s.bulkRing = s.ring
 	s.bulkRing.Publisher = s.bulk
 	s.alerts = alerts.New(s.store, log, s.metrics, cfg.AlertWebhook)
+	s.bulkAlerts = alerts.New(s.bulkStore, log, s.metrics, cfg.AlertWebhook)
 	s.dead = dlq.Finisher{Store: s.store, Ring: s.ring, Alerts: s.alerts, Retry: s.retry, Count: s.metrics}
 	s.depth = &sweeper.BrokerDepth{URLs: cfg.AMQPURLs}
 	s.sampler = newSampler(s)
 	s.bridge = s.newBridge()
 	if cfg.TellsMailEvents() {
 		if s.relay, err = s.newRelay(); err != nil {
-			pool.Close()
+			s.close()
 			return nil, err
 		}
 		prometheus.WrapRegistererWithPrefix("notifyd_", s.metrics.Registry).MustRegister(outbox.NewCollector(pool, s.relay))
 	}
 	if err := s.addLanes(); err != nil {
-		pool.Close()
+		s.close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// close ends the database connections.
+func (s *service) close() {
+	s.pool.Close()
+	s.bulkPool.Close()
 }
 
 func (s *service) amqp(duty string) amqp.Config {
@@ -352,23 +380,48 @@ func (s *service) newBridge() *bridge.Consumer {
 }
 
 func (s *service) addLanes() error {
-	if err := s.addLane(contract.TicketConfirmation, s.cfg.TicketConsumers, s.cfg.TicketPrefetch, nil); err != nil {
+	tickets := laneSpec{
+		mailType: contract.TicketConfirmation, consumers: s.cfg.TicketConsumers, prefetch: s.cfg.TicketPrefetch, parallel: 1,
+		store: s.store, ring: s.ring, dead: s.dead, alerts: s.alerts,
+	}
+	if err := s.addLane(tickets); err != nil {
 		return err
 	}
 	if s.cfg.MarketingConsumers == 0 {
 		return nil
 	}
-	var bucket worker.Limiter
-	if s.cfg.MarketingRate > 0 {
-		bucket = worker.NewBucket(s.cfg.MarketingRate, max(1, s.cfg.MarketingConsumers))
+	// All that is the lane's own, see docs/adr/0007-lanes.md.
+	marketing := laneSpec{
+		mailType: contract.Marketing, consumers: s.cfg.MarketingConsumers, prefetch: s.cfg.MarketingPrefetch,
+		parallel: min(s.cfg.MarketingParallel, s.cfg.MarketingPrefetch),
+		store:    delivery.NewGroup(s.bulkStore, s.cfg.StatementTimeout), ring: s.bulkRing, dead: s.dead, alerts: s.bulkAlerts,
 	}
-	return s.addLane(contract.Marketing, s.cfg.MarketingConsumers, s.cfg.MarketingPrefetch, bucket)
+	marketing.dead.Ring, marketing.dead.Store, marketing.dead.Alerts = s.bulkRing, s.bulkStore, s.bulkAlerts
+	if s.cfg.MarketingRate > 0 {
+		marketing.limit = worker.NewBucket(s.cfg.MarketingRate, marketing.workers())
+	}
+	return s.addLane(marketing)
 }
 
-func (s *service) addLane(t contract.MailType, consumers, prefetch int, limit worker.Limiter) error {
+// laneSpec is what the lanes differ in.
+type laneSpec struct {
+	mailType                      contract.MailType
+	consumers, prefetch, parallel int
+	store                         worker.Store
+	ring                          doorbell.Ringer
+	dead                          dlq.Finisher
+	alerts                        *alerts.Raiser
+	limit                         worker.Limiter // nil: none
+}
+
+// workers are the mails at work side by side.
+func (l laneSpec) workers() int { return l.consumers * l.parallel }
+
+func (s *service) addLane(l laneSpec) error {
+	t := l.mailType
 	// A pool of its own for each lane: marketing cannot take the tickets'
 	// connections (M6-17, TRAP-M6-6).
-	sender, err := newSender(s.cfg, t, consumers)
+	sender, err := newSender(s.cfg, t, l.workers())
 	if err != nil {
 		return fmt.Errorf("sender of lane %s: %w", t.Lane(), err)
 	}
@@ -376,14 +429,10 @@ func (s *service) addLane(t contract.MailType, consumers, prefetch int, limit wo
 	if err != nil {
 		return fmt.Errorf("lane %s: %w", t.Lane(), err)
 	}
-	ring, dead := s.ring, s.dead
-	if t == contract.Marketing {
-		ring, dead.Ring = s.bulkRing, s.bulkRing
-	}
 	w := worker.New(worker.Config{
 		Type: t, Tiers: s.cfg.RetryDelays, SendDeadline: s.cfg.SendDeadline, From: s.cfg.MailFrom,
-		Store: s.store, Sender: sender, Render: render, Ring: ring, Dead: dead, Alerts: s.alerts,
-		Retry: s.retry, Limit: limit, KeyLifetime: s.keyLifetime(t), Metrics: s.metrics, Log: s.log.With("lane", t.Lane()),
+		Store: l.store, Sender: sender, Render: render, Ring: l.ring, Dead: l.dead, Alerts: l.alerts,
+		Retry: s.retry, Limit: l.limit, KeyLifetime: s.keyLifetime(t), Metrics: s.metrics, Log: s.log.With("lane", t.Lane()),
 		Pause: patience.Backoff{First: time.Second, Max: time.Minute},
 	})
 	tiers := make([]string, len(s.cfg.RetryDelays))
@@ -392,7 +441,7 @@ func (s *service) addLane(t contract.MailType, consumers, prefetch int, limit wo
 	}
 	s.metrics.Start(t.Lane(), tiers)
 	s.lanes = append(s.lanes, &lane{mailType: t, sender: sender, consumer: amqp.NewConsumer(amqp.ConsumerConfig{
-		Config: s.amqp("lane " + t.Lane()), Queue: t.Queue(), Consumers: consumers, Prefetch: prefetch, Handle: w.Handle,
+		Config: s.amqp("lane " + t.Lane()), Queue: t.Queue(), Consumers: l.consumers, Prefetch: l.prefetch, Parallel: l.parallel, Handle: w.Handle,
 	})})
 	return nil
 }
@@ -460,7 +509,7 @@ func (s *service) operator() dlq.Operator {
 // campaigns takes mails in whether or not this process has marketing workers.
 func (s *service) campaigns() *campaign.Service {
 	return campaign.New(campaign.Config{
-		Store: s.store, Ring: s.bulkRing, Retry: s.retry, Metrics: s.metrics, Log: s.log, Hopeless: hopeless,
+		Store: s.bulkStore, Ring: s.bulkRing, Retry: s.retry, Metrics: s.metrics, Log: s.log, Hopeless: hopeless,
 		Tiers: s.cfg.RetryDelays,
 		// A publish that is repeated once still counts.
 		Step: 2 * s.cfg.ConfirmTimeout,
@@ -507,7 +556,7 @@ func alone(ctx context.Context, cfg config.Config, log *slog.Logger, do func(con
 	if err != nil {
 		return err
 	}
-	defer s.pool.Close()
+	defer s.close()
 	return do(ctx, s)
 }
 

@@ -10,6 +10,7 @@ package plantest
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -193,9 +194,12 @@ func literals(args []any) []any {
 func array(elements []any) string {
 	texts := make([]string, len(elements))
 	for i, e := range elements {
-		if text, ok := e.(string); ok {
-			texts[i] = strconv.Quote(text)
-		} else {
+		switch v := e.(type) {
+		case string:
+			texts[i] = strconv.Quote(v)
+		case []byte:
+			texts[i] = strconv.Quote(`\x` + hex.EncodeToString(v))
+		default:
 			texts[i] = "NULL"
 		}
 	}

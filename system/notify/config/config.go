@@ -37,7 +37,9 @@ const Prefix = "NOTIFYD_"
 // 10s, 1m.
 type Config struct {
 	DatabaseURL string `env:"DATABASE_URL,required,notEmpty" secret:"url" doc:"Postgres with the notifications table"`
-	Pool        int32  `env:"POOL" envDefault:"16" doc:"database connections at most"`
+	Pool        int32  `env:"POOL" envDefault:"16" doc:"database connections at most, without those of marketing"`
+	// MarketingPool bounds what a campaign can take of the database at once.
+	MarketingPool int32 `env:"MARKETING_POOL" envDefault:"6" doc:"database connections of the marketing lane and of the intake of campaigns; they are its own, and it has no others"`
 	// StatementTimeout bounds every statement, on both sides of the wire.
 	StatementTimeout time.Duration `env:"STATEMENT_TIMEOUT" envDefault:"10s" doc:"limit of one database statement; a database that answers later counts as away"`
 
@@ -69,13 +71,16 @@ type Config struct {
 	RetryDelays []time.Duration `env:"RETRY_DELAYS" envDefault:"10s,1m,5m" doc:"wait after the first, second, … failed try; each is a delay tier of its own (M6-04)"`
 	MaxAttempts int             `env:"MAX_ATTEMPTS" envDefault:"0" doc:"tries before a mail is DEAD; 0 means one more than there are delays"`
 
-	TicketConsumers    int             `env:"TICKET_CONSUMERS" envDefault:"8" doc:"ticket mails at work side by side (M6-03)"`
-	TicketPrefetch     int             `env:"TICKET_PREFETCH" envDefault:"10" doc:"deliveries ahead per ticket consumer"`
-	MarketingConsumers int             `env:"MARKETING_CONSUMERS" envDefault:"2" doc:"marketing mails at work side by side; 0 switches the lane off in this process"`
-	MarketingPrefetch  int             `env:"MARKETING_PREFETCH" envDefault:"50" doc:"deliveries ahead per marketing consumer"`
-	MarketingRate      float64         `env:"MARKETING_RATE" envDefault:"0" doc:"marketing mails per second from this process (token bucket, M6-17); 0 means no limit"`
-	TicketPolicy       delivery.Policy `env:"TICKET_POLICY" envDefault:"resend" doc:"when the outcome of a try is not known: resend, hold or same-key (OB-07); a rare double ticket is better than none"`
-	MarketingPolicy    delivery.Policy `env:"MARKETING_POLICY" envDefault:"hold" doc:"the same for marketing; an advertisement nobody misses must not come twice"`
+	TicketConsumers    int `env:"TICKET_CONSUMERS" envDefault:"8" doc:"ticket mails at work side by side (M6-03)"`
+	TicketPrefetch     int `env:"TICKET_PREFETCH" envDefault:"10" doc:"deliveries ahead per ticket consumer"`
+	MarketingConsumers int `env:"MARKETING_CONSUMERS" envDefault:"2" doc:"consumers of the marketing queue; 0 switches the lane off in this process"`
+	MarketingPrefetch  int `env:"MARKETING_PREFETCH" envDefault:"50" doc:"deliveries ahead per marketing consumer"`
+	// MarketingParallel connections for each consumer: what a crash leaves in
+	// doubt, and what the mail server must bear, is consumers × this.
+	MarketingParallel int             `env:"MARKETING_PARALLEL" envDefault:"4" doc:"marketing mails at work side by side in each consumer, each over an SMTP connection of its own; at most the prefetch"`
+	MarketingRate     float64         `env:"MARKETING_RATE" envDefault:"0" doc:"marketing mails per second from this process (token bucket, M6-17); 0 means no limit"`
+	TicketPolicy      delivery.Policy `env:"TICKET_POLICY" envDefault:"resend" doc:"when the outcome of a try is not known: resend, hold or same-key (OB-07); a rare double ticket is better than none"`
+	MarketingPolicy   delivery.Policy `env:"MARKETING_POLICY" envDefault:"hold" doc:"the same for marketing; an advertisement nobody misses must not come twice"`
 
 	SendDeadline time.Duration `env:"SEND_DEADLINE" envDefault:"30s" doc:"hard limit of one try, connection included (OB-02)"`
 	Lease        time.Duration `env:"LEASE" envDefault:"45s" doc:"how long a claim holds a row"`
@@ -254,7 +259,7 @@ func loopback(host string) bool {
 
 func (c Config) checkNumbers(bad report) {
 	for name, n := range map[string]int{
-		"POOL": int(c.Pool), "TICKET_CONSUMERS": c.TicketConsumers, "TICKET_PREFETCH": c.TicketPrefetch,
+		"POOL": int(c.Pool), "MARKETING_POOL": int(c.MarketingPool), "MARKETING_PARALLEL": c.MarketingParallel, "TICKET_CONSUMERS": c.TicketConsumers, "TICKET_PREFETCH": c.TicketPrefetch,
 		"MARKETING_PREFETCH": c.MarketingPrefetch, "DELIVERY_LIMIT": c.DeliveryLimit, "SWEEPER_BATCH": c.SweeperBatch,
 		"MAX_ATTEMPTS": c.MaxAttempts,
 	} {

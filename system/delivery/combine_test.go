@@ -1,0 +1,155 @@
+package delivery
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+)
+
+// calls is a database that answers when it is let to.
+type calls struct {
+	mu   sync.Mutex
+	seen [][]uuid.UUID
+	gate chan struct{} // nil: open
+	err  error         // of a call for several
+	left map[uuid.UUID]bool
+}
+
+func (c *calls) note(ids ...uuid.UUID) {
+	c.mu.Lock()
+	c.seen = append(c.seen, ids)
+	c.mu.Unlock()
+	if c.gate != nil {
+		<-c.gate
+	}
+}
+
+func (c *calls) combiner(most int) *combiner[uuid.UUID, string] {
+	return &combiner[uuid.UUID, string]{
+		most: most, timeout: time.Second, id: func(id uuid.UUID) uuid.UUID { return id },
+		one: func(_ context.Context, id uuid.UUID) (string, error) {
+			c.note(id)
+			return "alone " + id.String(), nil
+		},
+		several: func(_ context.Context, ids []uuid.UUID) ([]*string, error) {
+			c.note(ids...)
+			if c.err != nil {
+				return nil, c.err
+			}
+			out := make([]*string, len(ids))
+			for i, id := range ids {
+				if text := "together " + id.String(); !c.left[id] {
+					out[i] = &text
+				}
+			}
+			return out, nil
+		},
+	}
+}
+
+// together asks for all of ids while a first question is under way, and returns
+// the answers.
+func together(t *testing.T, c *calls, most int, ids ...uuid.UUID) ([]string, []error) {
+	t.Helper()
+	com := c.combiner(most)
+	c.gate = make(chan struct{})
+	var running sync.WaitGroup
+	running.Go(func() { _, _ = com.ask(t.Context(), uuid.New()) })
+	synctest.Wait()
+	answers, errs := make([]string, len(ids)), make([]error, len(ids))
+	for i, id := range ids {
+		running.Go(func() { answers[i], errs[i] = com.ask(t.Context(), id) })
+		synctest.Wait() // in order
+	}
+	close(c.gate)
+	running.Wait()
+	c.seen = c.seen[1:]
+	return answers, errs
+}
+
+// A worker that is alone has its own statement, at once.
+func TestCombinerWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &calls{}
+		com, began := c.combiner(10), time.Now()
+		for range 3 {
+			id := uuid.New()
+			a, err := com.ask(t.Context(), id)
+			require.NoError(t, err)
+			require.Equal(t, "alone "+id.String(), a)
+		}
+		require.Zero(t, time.Since(began))
+		require.Len(t, c.seen, 3)
+	})
+}
+
+func TestCombinerJoinsWhatWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a, b, d, e := uuid.New(), uuid.New(), uuid.New(), uuid.New()
+		c := &calls{left: map[uuid.UUID]bool{b: true}}
+		answers, errs := together(t, c, 3, a, b, d, e)
+		require.Equal(t, []error{nil, nil, nil, nil}, errs)
+		require.Equal(t, []string{"together " + a.String(), "alone " + b.String(), "together " + d.String(), "alone " + e.String()}, answers)
+		require.Equal(t, []uuid.UUID{a, b, d}, c.seen[0], "three at most")
+		require.Len(t, c.seen, 3)
+	})
+}
+
+// Two questions about one row are two statements.
+func TestCombinerAsksForARowOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a, b := uuid.New(), uuid.New()
+		c := &calls{}
+		_, errs := together(t, c, 10, a, a, b)
+		require.Equal(t, []error{nil, nil, nil}, errs)
+		require.Equal(t, [][]uuid.UUID{{a, b}, {a}}, c.seen)
+	})
+}
+
+// The values of one row fail the statement: each is asked for alone.
+func TestCombinerTellsDataFromTheDatabase(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a, b := uuid.New(), uuid.New()
+		c := &calls{err: &pgconn.PgError{Code: "22021"}}
+		answers, errs := together(t, c, 10, a, b)
+		require.Equal(t, []error{nil, nil}, errs)
+		require.Equal(t, []string{"alone " + a.String(), "alone " + b.String()}, answers)
+
+		away := errors.New("away")
+		c = &calls{err: away}
+		_, errs = together(t, c, 10, a, b)
+		require.Equal(t, []error{away, away}, errs)
+		require.Len(t, c.seen, 1)
+	})
+}
+
+// One that leaves does not end the others' statement.
+func TestCombinerIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &calls{gate: make(chan struct{})}
+		com := c.combiner(10)
+		ctx, cancel := context.WithCancel(t.Context())
+		go cancel()
+		_, err := com.ask(ctx, uuid.New())
+		require.ErrorIs(t, err, context.Canceled)
+		close(c.gate)
+		_, err = com.ask(t.Context(), uuid.New())
+		require.NoError(t, err)
+		_, err = com.ask(ctx, uuid.New())
+		require.ErrorIs(t, err, context.Canceled)
+		synctest.Wait()
+		require.Len(t, c.seen, 2, "one whose time is over is not asked for")
+	})
+}
