@@ -128,3 +128,13 @@ func TestNothingFromACampaignBecomesAHeader(t *testing.T) {
 		}
 	})
 }
+
+func BenchmarkRenderOffer(b *testing.B) {
+	r := renderer(b)
+	in := offer()
+	for b.Loop() {
+		if _, err := r.Render(in); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

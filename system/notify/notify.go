@@ -393,8 +393,7 @@ func (s *service) addLanes() error {
 	// All that is the lane's own, see docs/adr/0007-lanes.md.
 	marketing := laneSpec{
 		mailType: contract.Marketing, consumers: s.cfg.MarketingConsumers, prefetch: s.cfg.MarketingPrefetch,
-		parallel: min(s.cfg.MarketingParallel, s.cfg.MarketingPrefetch),
-		store:    delivery.NewGroup(s.bulkStore, s.cfg.StatementTimeout), ring: s.bulkRing, dead: s.dead, alerts: s.bulkAlerts,
+		parallel: s.cfg.MarketingParallel, store: delivery.NewGroup(s.bulkStore, s.cfg.StatementTimeout), ring: s.bulkRing, dead: s.dead, alerts: s.bulkAlerts,
 	}
 	marketing.dead.Ring, marketing.dead.Store, marketing.dead.Alerts = s.bulkRing, s.bulkStore, s.bulkAlerts
 	if s.cfg.MarketingRate > 0 {

@@ -75,9 +75,9 @@ type Config struct {
 	TicketPrefetch     int `env:"TICKET_PREFETCH" envDefault:"10" doc:"deliveries ahead per ticket consumer"`
 	MarketingConsumers int `env:"MARKETING_CONSUMERS" envDefault:"2" doc:"consumers of the marketing queue; 0 switches the lane off in this process"`
 	MarketingPrefetch  int `env:"MARKETING_PREFETCH" envDefault:"50" doc:"deliveries ahead per marketing consumer"`
-	// MarketingParallel connections for each consumer: what a crash leaves in
-	// doubt, and what the mail server must bear, is consumers × this.
-	MarketingParallel int             `env:"MARKETING_PARALLEL" envDefault:"4" doc:"marketing mails at work side by side in each consumer, each over an SMTP connection of its own; at most the prefetch"`
+	// What a crash leaves in doubt, and the connections that the mail server must
+	// bear, are consumers × this.
+	MarketingParallel int             `env:"MARKETING_PARALLEL" envDefault:"0" doc:"marketing mails at work side by side in each consumer, each over an SMTP connection of its own; 0 means so many that the lane has 8, as tickets do; at most the prefetch"`
 	MarketingRate     float64         `env:"MARKETING_RATE" envDefault:"0" doc:"marketing mails per second from this process (token bucket, M6-17); 0 means no limit"`
 	TicketPolicy      delivery.Policy `env:"TICKET_POLICY" envDefault:"resend" doc:"when the outcome of a try is not known: resend, hold or same-key (OB-07); a rare double ticket is better than none"`
 	MarketingPolicy   delivery.Policy `env:"MARKETING_POLICY" envDefault:"hold" doc:"the same for marketing; an advertisement nobody misses must not come twice"`
@@ -171,6 +171,11 @@ func (c Config) withDefaults() Config {
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = len(c.RetryDelays) + 1
 	}
+	if c.MarketingParallel == 0 {
+		const workers = 8
+		c.MarketingParallel = max(1, workers/max(1, c.MarketingConsumers))
+	}
+	c.MarketingParallel = min(c.MarketingParallel, c.MarketingPrefetch)
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = c.SendDeadline + 5*time.Second
 	}
@@ -259,7 +264,7 @@ func loopback(host string) bool {
 
 func (c Config) checkNumbers(bad report) {
 	for name, n := range map[string]int{
-		"POOL": int(c.Pool), "MARKETING_POOL": int(c.MarketingPool), "MARKETING_PARALLEL": c.MarketingParallel, "TICKET_CONSUMERS": c.TicketConsumers, "TICKET_PREFETCH": c.TicketPrefetch,
+		"POOL": int(c.Pool), "MARKETING_POOL": int(c.MarketingPool), "TICKET_CONSUMERS": c.TicketConsumers, "TICKET_PREFETCH": c.TicketPrefetch,
 		"MARKETING_PREFETCH": c.MarketingPrefetch, "DELIVERY_LIMIT": c.DeliveryLimit, "SWEEPER_BATCH": c.SweeperBatch,
 		"MAX_ATTEMPTS": c.MaxAttempts,
 	} {
@@ -269,6 +274,9 @@ func (c Config) checkNumbers(bad report) {
 	}
 	if c.MarketingConsumers < 0 {
 		bad("MARKETING_CONSUMERS", "is %d, must not be negative", c.MarketingConsumers)
+	}
+	if c.MarketingParallel < 0 {
+		bad("MARKETING_PARALLEL", "is %d, must not be negative", c.MarketingParallel)
 	}
 	if c.SweeperRate <= 0 {
 		bad("SWEEPER_RATE", "is %g, must be above zero", c.SweeperRate)
