@@ -61,4 +61,3 @@ func BenchmarkMarketing(b *testing.B) {
 		b.ReportMetric(u.CPUSeconds*1000/float64(b.N), "ms-"+name+"/mail")
 	}
 }
-

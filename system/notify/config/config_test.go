@@ -1,6 +1,7 @@
 package config
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
@@ -40,6 +41,26 @@ func TestDefaultsAreTheSpecifiedFigures(t *testing.T) {
 	require.Len(t, c.AMQPURLs, 2)
 }
 
+// Unless said otherwise marketing has as many mails at work as tickets have,
+// however many consumers they are shared among.
+func TestMarketingMailsAtWork(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ consumers, prefetch, parallel, want string }{
+		{"2", "50", "0", "4"},
+		{"1", "50", "0", "8"},
+		{"8", "10", "0", "1"},
+		{"64", "10", "0", "1"},
+		{"0", "50", "0", "8"},
+		{"2", "1", "0", "1"},
+		{"2", "50", "16", "16"},
+		{"2", "10", "16", "10"},
+	} {
+		got, err := LoadFrom(with("MARKETING_CONSUMERS", c.consumers, "MARKETING_PREFETCH", c.prefetch, "MARKETING_PARALLEL", c.parallel))
+		require.NoError(t, err)
+		require.Equal(t, c.want, strconv.Itoa(got.MarketingParallel), "%+v", c)
+	}
+}
+
 func TestEveryProblemIsNamedAtOnce(t *testing.T) {
 	t.Parallel()
 	_, err := LoadFrom(map[string]string{"NOTIFYD_LEASE": "soon", "NOTIFYD_TICKET_CONSUMERS": "many"})
@@ -55,8 +76,11 @@ func TestRefused(t *testing.T) {
 		vars map[string]string
 		want string
 	}{
-		"a send outlives its lease (TRAP-1-3)":          {with("SEND_DEADLINE", "40s"), "NOTIFYD_LEASE: is 45s, must be above"},
-		"stale bound beyond the dedupe rows (TRAP-2-4)": {with("RETENTION", "24h"), "NOTIFYD_STALE_AFTER: is 24h0m0s, must be below"},
+		"a send outlives its lease (TRAP-1-3)":            {with("SEND_DEADLINE", "40s"), "NOTIFYD_LEASE: is 45s, must be above"},
+		"stale bound beyond the dedupe rows (TRAP-2-4)":   {with("RETENTION", "24h"), "NOTIFYD_STALE_AFTER: is 24h0m0s, must be below"},
+		"marketing mails at work below none":              {with("MARKETING_PARALLEL", "-1"), "NOTIFYD_MARKETING_PARALLEL"},
+		"no database connection for marketing":            {with("MARKETING_POOL", "0"), "NOTIFYD_MARKETING_POOL"},
+		"unsubscribing in the clear (RFC 8058)":           {with("UNSUBSCRIBE_URL", "http://example.test/out"), "NOTIFYD_UNSUBSCRIBE_URL"},
 		"unknown policy":                                  {with("TICKET_POLICY", "hope"), "NOTIFYD_TICKET_POLICY"},
 		"delays that fall":                                {with("RETRY_DELAYS", "1m,10s"), "NOTIFYD_RETRY_DELAYS: delay 10s is shorter"},
 		"a delay the broker cannot keep":                  {with("RETRY_DELAYS", "10us"), "not a whole number of milliseconds"},
