@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,103 +11,128 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// combiner makes one call of those that are asked for while another call is
-// under way (a group commit). Nobody waits for company: a question that finds
-// nothing under way is put at once, alone.
+// combiner makes one call of those that are asked for while calls are under way
+// (a group commit). Nobody waits for company: a question that finds fewer calls
+// under way than there may be is put at once, alone, by the one who asks. The
+// others wait for the end of a call; then the one that came first puts its own
+// and theirs.
 type combiner[Q, A any] struct {
 	most    int           // questions of one call at most
-	timeout time.Duration // of one call
+	flights int           // calls under way at most
+	timeout time.Duration // of a call for several
 	id      func(Q) uuid.UUID
 	// several answers each question in order, or leaves it open (nil): then it
 	// is put alone, by the one who asked.
 	several func(context.Context, []Q) ([]*A, error)
 	one     func(context.Context, Q) (A, error)
 
-	mu      sync.Mutex
-	waiting []*question[Q, A]
-	running bool
+	mu       sync.Mutex
+	waiting  []*question[Q, A]
+	underWay int
 }
 
 type question[Q, A any] struct {
-	q    Q
-	a    A
-	err  error
-	open bool // to be put alone
-	done chan struct{}
+	q     Q
+	a     A
+	err   error
+	open  bool          // to be put alone
+	leads bool          // it is this one's turn to put questions
+	turn  chan struct{} // closed once it is answered, or leads
 }
 
-// ask returns the answer to q, or ctx's error: then the question may have been
-// put all the same, as with any statement whose answer was not waited for.
+// ask returns the answer to q. When ctx ends first, or with it, the question may
+// have been put all the same, as with any statement whose answer was not waited
+// for.
 func (c *combiner[Q, A]) ask(ctx context.Context, q Q) (A, error) {
-	mine := &question[Q, A]{q: q, done: make(chan struct{})}
-	if err := ctx.Err(); err != nil {
-		return mine.a, err
-	}
+	mine := &question[Q, A]{q: q, turn: make(chan struct{})}
 	c.mu.Lock()
+	if c.underWay < c.flights {
+		c.underWay++
+		c.mu.Unlock()
+		defer c.pass()
+		return c.one(ctx, q)
+	}
 	c.waiting = append(c.waiting, mine)
-	start := !c.running
-	c.running = true
 	c.mu.Unlock()
-	if start {
-		// Not by this goroutine: its own answer may come with the first call, and
-		// others would hold it back.
-		go c.run()
-	}
 	select {
-	case <-mine.done:
-		if mine.open {
-			return c.one(ctx, q)
-		}
-		return mine.a, mine.err
+	case <-mine.turn:
 	case <-ctx.Done():
-		var none A
-		return none, ctx.Err()
+		if c.leave(mine) {
+			return mine.a, ctx.Err()
+		}
+		<-mine.turn
 	}
+	if mine.leads {
+		c.lead(ctx, mine)
+	}
+	if mine.open {
+		return c.one(ctx, q)
+	}
+	return mine.a, mine.err
 }
 
-// run puts what waits until nothing does.
-func (c *combiner[Q, A]) run() {
-	for {
-		batch := c.take()
-		if len(batch) == 0 {
-			return
-		}
-		c.put(batch)
-		for _, q := range batch {
-			close(q.done)
-		}
-	}
-}
-
-// take returns the next questions in the order in which they came, each row once:
-// two questions about one row are two statements.
-func (c *combiner[Q, A]) take() []*question[Q, A] {
+// leave takes a question back that nobody has put yet.
+func (c *combiner[Q, A]) leave(mine *question[Q, A]) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var batch, rest []*question[Q, A]
-	seen := map[uuid.UUID]bool{}
-	for _, w := range c.waiting {
+	at := slices.Index(c.waiting, mine)
+	if at < 0 {
+		return false
+	}
+	c.waiting = slices.Delete(c.waiting, at, at+1)
+	return true
+}
+
+// pass ends a call: the one that has waited longest may put the next.
+func (c *combiner[Q, A]) pass() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.waiting) == 0 {
+		c.underWay--
+		return
+	}
+	next := c.waiting[0]
+	c.waiting = slices.Delete(c.waiting, 0, 1)
+	next.leads = true
+	close(next.turn)
+}
+
+// lead puts mine, and with it what waits.
+func (c *combiner[Q, A]) lead(ctx context.Context, mine *question[Q, A]) {
+	defer c.pass()
+	batch := c.take(mine)
+	if len(batch) == 1 {
+		mine.a, mine.err = c.one(ctx, mine.q)
+		return
+	}
+	// The end of one's context must not end the others' call.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.timeout)
+	defer cancel()
+	c.put(ctx, batch)
+	for _, b := range batch[1:] {
+		close(b.turn)
+	}
+}
+
+// take adds to mine what waits, in the order in which it came, each row once:
+// two questions about one row are two statements.
+func (c *combiner[Q, A]) take(mine *question[Q, A]) []*question[Q, A] {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	batch, seen := []*question[Q, A]{mine}, map[uuid.UUID]bool{c.id(mine.q): true}
+	c.waiting = slices.DeleteFunc(c.waiting, func(w *question[Q, A]) bool {
 		id := c.id(w.q)
 		if len(batch) == c.most || seen[id] {
-			rest = append(rest, w)
-			continue
+			return false
 		}
 		seen[id] = true
 		batch = append(batch, w)
-	}
-	c.waiting = rest
-	c.running = len(batch) > 0
+		return true
+	})
 	return batch
 }
 
-func (c *combiner[Q, A]) put(batch []*question[Q, A]) {
-	// Not the callers' contexts: one that ends must not end the others' call.
-	ctx, cancel := context.WithTimeout(context.Background(), c.timeout)
-	defer cancel()
-	if len(batch) == 1 {
-		batch[0].a, batch[0].err = c.one(ctx, batch[0].q)
-		return
-	}
+func (c *combiner[Q, A]) put(ctx context.Context, batch []*question[Q, A]) {
 	questions := make([]Q, len(batch))
 	for i, b := range batch {
 		questions[i] = b.q

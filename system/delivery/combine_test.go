@@ -33,7 +33,7 @@ func (c *calls) note(ids ...uuid.UUID) {
 
 func (c *calls) combiner(most int) *combiner[uuid.UUID, string] {
 	return &combiner[uuid.UUID, string]{
-		most: most, timeout: time.Second, id: func(id uuid.UUID) uuid.UUID { return id },
+		most: most, flights: 1, timeout: time.Second, id: func(id uuid.UUID) uuid.UUID { return id },
 		one: func(_ context.Context, id uuid.UUID) (string, error) {
 			c.note(id)
 			return "alone " + id.String(), nil
@@ -74,7 +74,8 @@ func together(t *testing.T, c *calls, most int, ids ...uuid.UUID) ([]string, []e
 	return answers, errs
 }
 
-// A worker that is alone has its own statement, at once.
+// A worker that is alone has its own statement, at once and in its own
+// goroutine.
 func TestCombinerWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -134,22 +135,57 @@ func TestCombinerTellsDataFromTheDatabase(t *testing.T) {
 	})
 }
 
-// One that leaves does not end the others' statement.
+// One that leaves does not end the others' statement, and is not asked for.
 func TestCombinerIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := &calls{gate: make(chan struct{})}
 		com := c.combiner(10)
+		var running sync.WaitGroup
+		ask := func(ctx context.Context, want error) {
+			running.Go(func() {
+				_, err := com.ask(ctx, uuid.New())
+				if !errors.Is(err, want) {
+					panic(err)
+				}
+			})
+			synctest.Wait()
+		}
 		ctx, cancel := context.WithCancel(t.Context())
-		go cancel()
-		_, err := com.ask(ctx, uuid.New())
-		require.ErrorIs(t, err, context.Canceled)
-		close(c.gate)
-		_, err = com.ask(t.Context(), uuid.New())
-		require.NoError(t, err)
-		_, err = com.ask(ctx, uuid.New())
-		require.ErrorIs(t, err, context.Canceled)
+		ask(t.Context(), nil)
+		ask(ctx, context.Canceled)
+		ask(t.Context(), nil)
+		ask(t.Context(), nil)
+		cancel()
 		synctest.Wait()
-		require.Len(t, c.seen, 2, "one whose time is over is not asked for")
+		close(c.gate)
+		running.Wait()
+		require.Len(t, c.seen, 2)
+		require.Len(t, c.seen[1], 2)
+		require.Zero(t, com.underWay)
+		require.Empty(t, com.waiting)
+	})
+}
+
+// Two calls may be under way; what comes then waits for the first to end.
+func TestCombinerFlights(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &calls{gate: make(chan struct{})}
+		com := c.combiner(10)
+		com.flights = 2
+		var running sync.WaitGroup
+		for range 5 {
+			running.Go(func() { _, _ = com.ask(t.Context(), uuid.New()) })
+		}
+		synctest.Wait()
+		require.Len(t, c.seen, 2)
+		c.gate <- struct{}{} // one ends: the three others go together
+		synctest.Wait()
+		require.Len(t, c.seen, 3)
+		require.Len(t, c.seen[2], 3)
+		close(c.gate)
+		running.Wait()
+		require.Zero(t, com.underWay)
 	})
 }

@@ -13,7 +13,7 @@ import (
 // in the same moment becomes one statement, and so one commit (claim,
 // store_mail, accepted). Each row keeps its own guard, and a row that the
 // statement did not take is asked for alone, by the statement of [Store], which
-// answers why. A worker that is alone gets that one at once.
+// answers why. A worker that meets no crowd gets that one at once.
 //
 // It widens no window: a worker still holds one row, from a claim that it asked
 // for to a settle of its own. What may be in doubt after a crash is at most one
@@ -37,25 +37,32 @@ type accepting struct {
 	providerID string
 }
 
-// groupMost bounds a statement: beyond it the rows cost what they cost alone.
-const groupMost = 64
+const (
+	// groupMost bounds a statement: beyond it the rows cost what they cost alone.
+	groupMost = 64
+	// groupFlights are the statements of a kind under way at once. With one, a
+	// lane of 8 workers is slower in groups than each for itself, since its
+	// statements follow each other; with two, one waits for the log while the
+	// other is worked on.
+	groupFlights = 2
+)
 
 // NewGroup makes a group of s, whose calls take at most timeout each.
 func NewGroup(s *Store, timeout time.Duration) *Group {
 	g := &Group{Store: s}
 	g.claims = combiner[uuid.UUID, Claim]{
-		most: groupMost, timeout: timeout, id: func(id uuid.UUID) uuid.UUID { return id },
+		most: groupMost, flights: groupFlights, timeout: timeout, id: func(id uuid.UUID) uuid.UUID { return id },
 		several: s.claimGroup, one: s.Claim,
 	}
 	g.stores = combiner[storing, []byte]{
-		most: groupMost, timeout: timeout, id: func(q storing) uuid.UUID { return q.id },
+		most: groupMost, flights: groupFlights, timeout: timeout, id: func(q storing) uuid.UUID { return q.id },
 		several: s.storeGroup,
 		one: func(ctx context.Context, q storing) ([]byte, error) {
 			return s.StoreRendered(ctx, q.id, q.token, q.mail)
 		},
 	}
 	g.accepts = combiner[accepting, Outcome]{
-		most: groupMost, timeout: timeout, id: func(q accepting) uuid.UUID { return q.id },
+		most: groupMost, flights: groupFlights, timeout: timeout, id: func(q accepting) uuid.UUID { return q.id },
 		several: s.acceptedGroup,
 		one: func(ctx context.Context, q accepting) (Outcome, error) {
 			return s.Accepted(ctx, q.id, q.token, q.providerID)
