@@ -18,6 +18,8 @@ import (
 const (
 	// campaignBound is how long one campaign is waited for.
 	campaignBound = 100 * time.Second
+	// noteTime is left of a part's time to note what a campaign reached.
+	noteTime = 5 * time.Second
 	// insertBatch and claimBatch of the raw stages: the sizes at which Postgres'
 	// cost per row has stopped to fall.
 	insertBatch = 500
@@ -66,8 +68,8 @@ func (r *runner) campaignRun(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, s.stop(ctx))
 	}
-	// A campaign that takes longer than this is measured by what has arrived.
-	bounded, cancel := context.WithTimeout(ctx, campaignBound)
+	// A campaign that takes longer is measured by what has arrived.
+	bounded, cancel := context.WithTimeout(ctx, within(ctx, campaignBound))
 	defer cancel()
 	err = await(bounded, settleEvery, func() (bool, error) { return s.mail.Totals().Stored >= int64(r.size.flood), nil })
 	if ctx.Err() == nil {
@@ -82,6 +84,15 @@ func (r *runner) campaignRun(ctx context.Context) error {
 		err = nil
 	}
 	return errors.Join(err, s.stop(ctx))
+}
+
+// within is d, or less where ctx ends so soon that nothing could be noted after
+// d.
+func within(ctx context.Context, d time.Duration) time.Duration {
+	if end, ok := ctx.Deadline(); ok {
+		return min(d, time.Until(end)-noteTime)
+	}
+	return d
 }
 
 // timed runs one stage and measures its time and its parts' CPU time.
