@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -47,6 +48,10 @@ func crashes(d Draw) []Scenario {
 		s.OnDemand = true
 		if g.name == "reconciler" {
 			s.System.ReconcileEvery = 300 * time.Millisecond
+			// A session that a process left behind is released within seconds, and
+			// the log is written at once: an absence is proven then.
+			s.System.Env = maps.Clone(s.System.Env)
+			s.System.Env["NOTIFYD_SERVER_SESSION"], s.System.Env["NOTIFYD_PROVIDER_PROCESSING"] = "4s", "1s"
 		}
 		points := slices.DeleteFunc(CrashPoints(), func(p CrashPoint) bool { return p.Group != g.name })
 		all = append(all, withPoints(s, points, d.CrashCell))

@@ -319,7 +319,7 @@ func (p *play) offer(ctx context.Context) error {
 		returned, answered := history.Now(), evidence
 		answered.New, answered.Known = result.New, result.Known
 		p.run.bench.Record(history.Record{T: returned, Kind: history.KindOp, Op: &history.Op{
-			Name: "campaign", Intended: intended, Call: call, Return: returned, Outcome: outcome, Campaign: &answered,
+			Name: "campaign", Key: request.ID, Intended: intended, Call: call, Return: returned, Outcome: outcome, Campaign: &answered,
 		}})
 		switch {
 		case outcome == history.OpOK:

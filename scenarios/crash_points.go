@@ -213,9 +213,12 @@ func (p CrashPoint) under(policy string) bool {
 	return slices.Contains(p.Policies, policy)
 }
 
-// Fits reports whether a filter of the command line means this point: its ID, or
-// the beginning of it up to a dot, "@" or "+".
+// Fits reports whether a filter of the command line means this point: the ID of
+// one, or else the beginning of several up to a dot, "@" or "+".
 func (p CrashPoint) Fits(filter string) bool {
+	if slices.ContainsFunc(CrashPoints(), func(q CrashPoint) bool { return q.ID() == filter }) {
+		return p.ID() == filter
+	}
 	rest, ok := strings.CutPrefix(p.ID(), filter)
 	return ok && (rest == "" || strings.ContainsAny(rest[:1], ".@+") || strings.HasSuffix(filter, "."))
 }

@@ -57,8 +57,10 @@ type CrashTable struct {
 	cells map[string]CrashCell
 	// Runs are the runs that it was made from, in the order of reading.
 	Runs []reports.Summary
-	// Loose are findings of those runs that name no mail of a cell: they speak
-	// against the whole run.
+	// Notes are lines for people, such as what else the machine did.
+	Notes []string
+	// Loose are findings that name no mail of a cell: they speak against the whole
+	// run. Of several runs of a scenario under a policy the last one's count.
 	Loose []string
 }
 
@@ -86,9 +88,16 @@ func (t *CrashTable) add(h *history.History, sc reports.Scenario) {
 	if t.cells == nil {
 		t.cells = map[string]CrashCell{}
 	}
+	of := sc.Name + "/" + sc.Policy + ": "
+	t.Loose = slices.DeleteFunc(t.Loose, func(text string) bool { return strings.HasPrefix(text, of) })
 	cells := crashCellsOf(h, sc.Findings)
 	owned := map[string]bool{}
+	// Evidence that is not whole proves nothing of any cell.
+	broken := slices.ContainsFunc(sc.Findings, func(f verify.Finding) bool { return f.Verdict == verify.HarnessError })
 	for _, c := range cells {
+		if broken {
+			c.Verdict = verify.Worse(c.Verdict, verify.HarnessError)
+		}
 		c.Seed = sc.Seed
 		c.Command = crashCommand(c)
 		t.cells[c.key()] = c
@@ -98,7 +107,7 @@ func (t *CrashTable) add(h *history.History, sc reports.Scenario) {
 	}
 	for _, f := range sc.Findings {
 		if text := told(f); !owned[text] {
-			t.Loose = append(t.Loose, sc.Name+"/"+sc.Policy+": "+text)
+			t.Loose = append(t.Loose, of+text)
 		}
 	}
 }
@@ -233,8 +242,7 @@ func (t *CrashTable) Markdown() string {
 }
 
 const crashIntro = `Every boundary between two steps of the pipeline, and what becomes of the mails
-when a process is lost there. Written by ` + "`make crash-table`" + `; nothing in it is
-written by hand.
+when a process is lost there. Written by ` + "`make crash-table`" + `, not by hand.
 
 - **kill**: the process dies by SIGKILL at the boundary and is started again.
 - **pause**: the process is stopped as a whole (SIGSTOP) at the boundary until its
@@ -274,9 +282,18 @@ func (t *CrashTable) writeSummary(b *strings.Builder, cells []CrashCell) {
 		green, planned, len(CrashPoints()), hits, mails, extra)
 	for _, r := range t.Runs {
 		fmt.Fprintf(b, "- run of %.0f s, seed %d: Postgres %s, RabbitMQ %s ×3, Kafka %s (%s); `%s`\n",
-			r.Seconds, r.Seed, r.Versions.Postgres, r.Versions.RabbitMQ, r.Versions.Kafka, r.Versions.KafkaKind, r.Command)
+			r.Seconds, r.Seed, r.Versions.Postgres, r.Versions.RabbitMQ, r.Versions.Kafka, r.Versions.KafkaKind, plainCommand(r.Command))
+	}
+	for _, note := range t.Notes {
+		b.WriteString("- " + note + "\n")
 	}
 	b.WriteString("\n")
+}
+
+// plainCommand leaves out where the program lay.
+func plainCommand(command string) string {
+	program, rest, _ := strings.Cut(command, " ")
+	return "bin/" + filepath.Base(program) + " " + rest
 }
 
 func (t *CrashTable) writeMatrix(b *strings.Builder, cells []CrashCell) {
@@ -284,11 +301,16 @@ func (t *CrashTable) writeMatrix(b *strings.Builder, cells []CrashCell) {
 	for _, c := range cells {
 		at[c.key()] = c
 	}
-	group := ""
+	group, begun := "", map[string]bool{}
 	for _, p := range CrashPoints() {
 		if p.Group != group {
 			group = p.Group
-			fmt.Fprintf(b, "## %s\n\n| boundary | between | resend kill | resend pause | hold kill | hold pause | same-key kill | same-key pause |\n|---|---|---|---|---|---|---|---|\n", groupTitle(group))
+			more := ""
+			if begun[group] {
+				more = ", continued"
+			}
+			begun[group] = true
+			fmt.Fprintf(b, "## %s%s\n\n| boundary | between | resend kill | resend pause | hold kill | hold pause | same-key kill | same-key pause |\n|---|---|---|---|---|---|---|---|\n", groupTitle(group), more)
 		}
 		fmt.Fprintf(b, "| `%s` | %s |", p.ID(), p.Between)
 		for _, policy := range crashPolicies {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"mailproof/fakes/script"
@@ -77,8 +78,11 @@ func awaitHit(ctx context.Context, points *target.CrashPoints, bound time.Durati
 // for a topic that it does not know at most every five seconds, and twice for one
 // that is refused.
 func (s *strike) hitWait() time.Duration {
-	if s.point.Story == pathBroken {
+	switch {
+	case s.point.Story == pathBroken:
 		return 5 * hitWait
+	case s.point.Story == pathOrphan && strings.HasPrefix(s.point.Name, "reconciler."):
+		return 4 * hitWait // an absence is proven a lease and a session later
 	}
 	return hitWait
 }

@@ -20,7 +20,7 @@ type crashTableFlags struct {
 	points, policies, acts []string
 	seed                   uint64
 	out, write             string
-	from                   []string
+	from, notes            []string
 	resume, noRun          bool
 	list                   bool
 }
@@ -56,6 +56,7 @@ not green there.`,
 	flags.StringVar(&f.out, "out", "runs", "folder of all runs")
 	flags.StringVar(&f.write, "write", "", "write the matrix into this file; default: print it")
 	flags.StringArrayVar(&f.from, "from", nil, "take the cells of this run")
+	flags.StringArrayVar(&f.notes, "note", nil, "a line for the matrix, such as what else the machine did")
 	flags.BoolVar(&f.resume, "resume", false, "make only cells that --from does not show green")
 	flags.BoolVar(&f.noRun, "no-run", false, "start nothing")
 	flags.BoolVar(&f.list, "list", false, "list the boundaries and stop")
@@ -77,6 +78,9 @@ func (f crashTableFlags) again(binary string) string {
 		}
 	}
 	slices.Sort(words[2:])
+	if f.resume {
+		words = append(words, "--from EARLIER --resume")
+	}
 	return strings.Join(append(words, "--seed", fmt.Sprint(f.seed)), " ")
 }
 
@@ -89,7 +93,7 @@ func crashTable(ctx context.Context, binary string, f crashTableFlags, out io.Wr
 			return fmt.Errorf("--point %s: there is no such boundary; --list names them", p)
 		}
 	}
-	var table scenarios.CrashTable
+	table := scenarios.CrashTable{Notes: f.notes}
 	for _, dir := range f.from {
 		if err := table.Add(dir); err != nil {
 			return err

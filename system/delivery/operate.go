@@ -61,6 +61,22 @@ func (s *Store) DeadWhere(ctx context.Context, f DeadFilter, after After, limit 
 	return rows, nil
 }
 
+const sqlCountDead = `-- count_dead
+SELECT count(*) FROM notifications n WHERE n.status = 'DEAD'`
+
+// CountDead is how many mails are DEAD, discarded ones included.
+func (s *Store) CountDead(ctx context.Context) (int, error) {
+	res, err := s.db.Query(ctx, sqlCountDead)
+	if err != nil {
+		return 0, fmt.Errorf("count dead rows: %w", err)
+	}
+	n, err := pgx.CollectExactlyOneRow(res, pgx.RowTo[int])
+	if err != nil {
+		return 0, fmt.Errorf("count dead rows: %w", err)
+	}
+	return n, nil
+}
+
 // ByIDs reads those of the rows that exist, in no order.
 func (s *Store) ByIDs(ctx context.Context, ids []uuid.UUID) ([]Row, error) {
 	rows, err := s.rows(ctx, sqlListByID, ids)

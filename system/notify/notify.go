@@ -524,10 +524,10 @@ func (s *service) clerk(audit dlq.Audit) dlq.Clerk {
 
 // watchLetters keeps the dead-letter queue true to the table.
 func (s *service) watchLetters(ctx context.Context) {
-	clerk, left := s.clerk(dlq.Audit{DB: s.pool}), -1
+	clerk, seen := s.clerk(dlq.Audit{DB: s.pool}), dlq.Unseen()
 	for patience.Sleep(ctx, s.cfg.DLQInterval) == nil {
 		var err error
-		if left, err = clerk.Watch(ctx, left); err != nil && ctx.Err() == nil {
+		if seen, err = clerk.Watch(ctx, seen); err != nil && ctx.Err() == nil {
 			s.log.Warn("dead letters not looked through, the next round goes on", "error", err)
 		}
 	}

@@ -50,6 +50,7 @@ type Pass interface {
 // Rows reads rows and the discards of people.
 type Rows interface {
 	ByIDs(ctx context.Context, ids []uuid.UUID) ([]delivery.Row, error)
+	CountDead(ctx context.Context) (int, error)
 }
 
 // Discards says at which version a row was discarded.
@@ -204,17 +205,32 @@ func (c Clerk) revive(ctx context.Context, l Letter, row delivery.Row) error {
 	return nil
 }
 
-// Watch tidies whenever the number of letters is another than the last pass left
-// behind; it returns what the queue then holds. Nothing changed costs one
-// question to the broker.
-func (c Clerk) Watch(ctx context.Context, left int) (int, error) {
+// Seen is what a round of [Clerk.Watch] left behind.
+type Seen struct {
+	Letters int // in the queue
+	Dead    int // rows
+}
+
+// Unseen makes the first round look at every letter.
+func Unseen() Seen { return Seen{Letters: -1, Dead: -1} }
+
+// Watch tidies whenever the number of letters or of DEAD rows is another than the
+// last round left behind. The rows count too: a replay that died before it came
+// to its letter, and whose mail was sent all the same, leaves the queue as it
+// was. Nothing changed costs one question to the broker and one to the database.
+func (c Clerk) Watch(ctx context.Context, seen Seen) (Seen, error) {
+	// Rows first: one that dies after this question is noticed by the next round.
+	dead, err := c.Rows.CountDead(ctx)
+	if err != nil {
+		return seen, err
+	}
 	n, err := c.Box.Count(ctx)
-	if err != nil || n == left {
-		return left, err
+	if err != nil || seen == (Seen{Letters: n, Dead: dead}) {
+		return seen, err
 	}
 	t, err := c.Tidy(ctx, nil)
 	if err != nil {
-		return -1, err
+		return Unseen(), err
 	}
-	return t.Kept + t.Unreadable, nil
+	return Seen{Letters: t.Kept + t.Unreadable, Dead: dead}, nil
 }

@@ -50,6 +50,16 @@ func (d *desk) Next(context.Context) (Letter, bool, error) {
 	return l, true, nil
 }
 
+func (d *desk) CountDead(context.Context) (int, error) {
+	n := 0
+	for _, r := range d.rows {
+		if r.Status == delivery.Dead {
+			n++
+		}
+	}
+	return n, nil
+}
+
 func (d *desk) ByIDs(_ context.Context, ids []uuid.UUID) ([]delivery.Row, error) {
 	var out []delivery.Row
 	for id, r := range d.rows {
@@ -156,16 +166,33 @@ func TestAnUnchangedQueueIsNotOpened(t *testing.T) {
 	t.Parallel()
 	d := newDesk()
 	d.letter(delivery.Dead, "")
-	left, err := d.clerk().Watch(t.Context(), -1)
+	seen, err := d.clerk().Watch(t.Context(), Unseen())
 	require.NoError(t, err)
-	require.Equal(t, 1, left)
-	left, err = d.clerk().Watch(t.Context(), left)
+	require.Equal(t, Seen{Letters: 1, Dead: 1}, seen)
+	seen, err = d.clerk().Watch(t.Context(), seen)
 	require.NoError(t, err)
 	require.Equal(t, 1, d.passes)
 	d.letter(delivery.Sent, "")
-	_, err = d.clerk().Watch(t.Context(), left)
+	_, err = d.clerk().Watch(t.Context(), seen)
 	require.NoError(t, err)
 	require.Equal(t, 2, d.passes)
+}
+
+// A replay died after it had moved the row, and somebody rang for it: the mail is
+// SENT, its letter lies in the queue, and the queue is as long as it was.
+func TestALetterOfAMailThatWasReplayedIsNoticed(t *testing.T) {
+	t.Parallel()
+	d := newDesk()
+	id := d.letter(delivery.Dead, "")
+	seen, err := d.clerk().Watch(t.Context(), Unseen())
+	require.NoError(t, err)
+	row := d.rows[id]
+	row.Status = delivery.Sent
+	d.rows[id] = row
+	seen, err = d.clerk().Watch(t.Context(), seen)
+	require.NoError(t, err)
+	require.Equal(t, Seen{}, seen)
+	require.Equal(t, []int{0}, d.removed)
 }
 
 // Whatever letters there are: a DEAD row that had one keeps exactly one, no row
