@@ -2,7 +2,7 @@
 // five methods; a new one is one file, one line in the table below, and one
 // line in the scenario that uses it.
 //
-//	lose-250             lose250.go    the server stores the mail, its 250 is dropped, reset or never sent
+//	lose-250             lose250.go    the server stores the mail, its 250 (an API's 200) is dropped, reset, never sent, or becomes a 502
 //	kill-while-held      killheld.go   SIGKILL of a process while the server holds its session at a chosen stage
 //	kill-at-random       killrandom.go SIGKILL of a process at seeded moments
 //	duplicate-records    duplicate.go  each record of the topic arrives again, byte for byte

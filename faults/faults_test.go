@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	netsmtp "net/smtp"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"mailproof/fakes/resendapi"
 	"mailproof/fakes/script"
 	"mailproof/fakes/smtp"
 	"mailproof/history"
@@ -68,7 +71,7 @@ func clock() int64 { return history.Now() }
 func TestLose250KeepsTheMailAndWritesNoReply(t *testing.T) {
 	s := server(t, smtp.Plain)
 	for _, how := range []script.Kind{script.Drop, script.Reset, script.Hang} {
-		f := NewLose250(s, []Loss{{Recipient: string(how) + "@x.test", How: []script.Kind{how, script.Drop}}})
+		f := NewLose250(s, "smtp server", []Loss{{Recipient: string(how) + "@x.test", How: []script.Kind{how, script.Drop}}})
 		run := NewRun(f, clock)
 		require.NoError(t, run.Inject(t.Context()))
 		require.Error(t, send(s, string(how)+"@x.test", string(how)), "first answer lost")
@@ -87,9 +90,46 @@ func TestLose250KeepsTheMailAndWritesNoReply(t *testing.T) {
 	}
 }
 
+// TestLose250OverHTTP: the API keeps the mail and a repetition under its key is
+// answered; each of the ways is one to lose the first answer.
+func TestLose250OverHTTP(t *testing.T) {
+	api := resendapi.NewServer(t)
+	post := func(key string) error {
+		body := fmt.Sprintf(`{"from":"a@shop.test","to":"%s@x.test","subject":"s","text":"t"}`, key)
+		req, err := http.NewRequestWithContext(t.Context(), "POST", api.URL+"/emails", strings.NewReader(body))
+		require.NoError(t, err)
+		req.Header.Set("Authorization", "Bearer re_1")
+		req.Header.Set("User-Agent", "test")
+		req.Header.Set("Idempotency-Key", key)
+		client := http.Client{Timeout: 300 * time.Millisecond, Transport: &http.Transport{DisableKeepAlives: true}}
+		res, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		if res.StatusCode != http.StatusOK {
+			return fmt.Errorf("answered %d", res.StatusCode)
+		}
+		return nil
+	}
+	for _, how := range OverHTTP() {
+		f := NewLose250(api, "mail API", []Loss{{Recipient: string(how) + "@x.test", How: []script.Kind{how}}})
+		run := NewRun(f, clock)
+		require.NoError(t, run.Inject(t.Context()))
+		require.Error(t, post(string(how)), "first answer lost")
+		require.NoError(t, post(string(how)), "the second arrives")
+		require.NoError(t, run.Heal(t.Context()))
+		require.Eventually(t, func() bool {
+			w, err := f.Witness(t.Context())
+			return err == nil && w.Count == 1
+		}, 5*time.Second, 10*time.Millisecond)
+		require.Equal(t, 1, api.Verdict(string(how)).Copies)
+	}
+}
+
 func TestLose250WitnessesNothingThatItDidNotDo(t *testing.T) {
 	s := server(t, smtp.Plain)
-	f := NewLose250(s, []Loss{{Recipient: "a@x.test", How: []script.Kind{script.Drop}}})
+	f := NewLose250(s, "smtp server", []Loss{{Recipient: "a@x.test", How: []script.Kind{script.Drop}}})
 	run := NewRun(Unplug(f), clock)
 	require.NoError(t, run.Inject(t.Context()))
 	require.NoError(t, send(s, "a@x.test", "a"))
@@ -105,7 +145,7 @@ func TestDrawLossesMixesTheKinds(t *testing.T) {
 	for i := range 500 {
 		who = append(who, fmt.Sprintf("c%d@x.test", i))
 	}
-	losses := DrawLosses(rand.New(rand.NewPCG(1, 2)), who, 0.2)
+	losses := DrawLosses(rand.New(rand.NewPCG(1, 2)), who, 0.2, OverSMTP())
 	require.Len(t, losses, 100)
 	kinds := map[script.Kind]int{}
 	twice := 0

@@ -9,13 +9,15 @@ import (
 
 	"mailproof/fakes/ledger"
 	"mailproof/fakes/script"
-	"mailproof/fakes/smtp"
 )
 
 // Lose250 makes the server keep a mail and lose its answer (T6.7, RFC 1047):
-// the client saw the final dot leave and never learns what became of it.
+// the client saw the final dot, or the whole request, leave and never learns
+// what became of it. The server is an SMTP server or an HTTP API: both fakes
+// keep a mail at the stage "stored".
 type Lose250 struct {
 	server MailServer
+	target string
 	losses []Loss
 	rules  []string
 	struck map[string]bool // rules that were installed
@@ -25,14 +27,23 @@ type Lose250 struct {
 type Loss struct {
 	Recipient string
 	// How the answers to the first, second … stored try are lost: drop, reset,
-	// hang.
+	// hang, or reply: a proxy's 502 in place of an API's 200.
 	How []script.Kind
 }
 
-// DrawLosses picks a share of the recipients, and for each how its first answer
-// is lost; every third of them loses the answer to its second try too.
-func DrawLosses(r *rand.Rand, recipients []string, share float64) []Loss {
-	kinds := []script.Kind{script.Drop, script.Reset, script.Hang}
+// OverSMTP and OverHTTP are the ways in which an answer is lost on its way.
+func OverSMTP() []script.Kind { return []script.Kind{script.Drop, script.Reset, script.Hang} }
+
+// OverHTTP is OverSMTP and the 502 of a proxy that lost the server behind it.
+func OverHTTP() []script.Kind { return append(OverSMTP(), script.Reply) }
+
+// storedStage is where both fakes have kept a mail and not answered yet.
+const storedStage script.Stage = "stored"
+
+// DrawLosses picks a share of the recipients, and for each in which of the ways
+// its first answer is lost; every third of them loses the answer to its second
+// try too, closed or reset.
+func DrawLosses(r *rand.Rand, recipients []string, share float64, kinds []script.Kind) []Loss {
 	picked := r.Perm(len(recipients))[:int(share*float64(len(recipients)))]
 	slices.Sort(picked)
 	losses := make([]Loss, len(picked))
@@ -47,16 +58,16 @@ func DrawLosses(r *rand.Rand, recipients []string, share float64) []Loss {
 	return losses
 }
 
-// NewLose250 prepares the losses at a server.
-func NewLose250(server MailServer, losses []Loss) *Lose250 {
-	return &Lose250{server: server, losses: losses, struck: map[string]bool{}}
+// NewLose250 prepares the losses at a server; target names it in the report.
+func NewLose250(server MailServer, target string, losses []Loss) *Lose250 {
+	return &Lose250{server: server, target: target, losses: losses, struck: map[string]bool{}}
 }
 
 // Name of the fault.
 func (*Lose250) Name() string { return "lose-250" }
 
 // Target is the mail server.
-func (*Lose250) Target() string { return "smtp server" }
+func (l *Lose250) Target() string { return l.target }
 
 // Available everywhere.
 func (*Lose250) Available() error { return nil }
@@ -69,7 +80,7 @@ func (l *Lose250) Inject(context.Context) error {
 			id, err := l.server.AddRule(script.Rule{
 				ID:     fmt.Sprintf("lose-250:%s:%d", loss.Recipient, n+1),
 				Match:  script.Match{Recipient: loss.Recipient, Nth: script.Nth(n + 1)},
-				Action: script.Action{Kind: kind, Stage: smtp.StageStored},
+				Action: lossOf(kind),
 				Count:  1,
 			})
 			if err != nil {
@@ -82,6 +93,17 @@ func (l *Lose250) Inject(context.Context) error {
 	return nil
 }
 
+func lossOf(kind script.Kind) script.Action {
+	a := script.Action{Kind: kind, Stage: storedStage}
+	if kind == script.Reply {
+		a.Code = badGateway
+	}
+	return a
+}
+
+// badGateway promises nothing about the request (RFC 9110 15.6.3).
+const badGateway = 502
+
 // Heal removes the rules that have not struck yet.
 func (l *Lose250) Heal(context.Context) error {
 	for _, id := range l.rules {
@@ -91,8 +113,8 @@ func (l *Lose250) Heal(context.Context) error {
 }
 
 // Witness counts the ledger's tries that a rule of this fault struck, that kept
-// the mail (or recognised it), and whose answer was not written. A drawn mail
-// that was not struck at all is an error: the run did not cover what it says.
+// the mail (or recognised it), and whose answer was not written, or was a 502. A
+// drawn mail that was not struck at all is an error: the run did not cover what it says.
 func (l *Lose250) Witness(context.Context) (Witness, error) {
 	by := map[string]int{}
 	keys, struck := map[string]bool{}, map[string]bool{}
@@ -119,7 +141,7 @@ func (l *Lose250) Witness(context.Context) (Witness, error) {
 }
 
 func (l *Lose250) lost(a ledger.Attempt) bool {
-	return (a.Stored || a.Deduplicated) && !a.ReplyWritten &&
+	return (a.Stored || a.Deduplicated) && (!a.ReplyWritten || a.Code == badGateway) &&
 		slices.ContainsFunc(a.Rules, func(id string) bool { return l.struck[id] })
 }
 

@@ -7,7 +7,8 @@ import (
 	"mailproof/fakes/script"
 )
 
-// MailServer is what faults need of a fake mail server; *smtp.Server has it.
+// MailServer is what faults need of a fake mail server; those of SMTP and of
+// Resend's API have it.
 type MailServer interface {
 	AddRule(r script.Rule) (string, error)
 	RemoveRule(id string) bool

@@ -31,7 +31,7 @@ const (
 )
 
 // WatchedMailServer is a fake mail server whose ledger can be followed;
-// *smtp.Server is one.
+// both fakes are one.
 type WatchedMailServer interface {
 	MailServer
 	// Subscribe sends each row as it finishes, from now on, until ctx ends.

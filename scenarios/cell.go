@@ -144,6 +144,7 @@ func (x *cellRun) meta() *history.Meta {
 		Wall: time.Now(), Floors: floors, Invariants: s.Invariants,
 		Params: map[string]string{
 			paramTitle:                s.Title,
+			paramCell:                 x.cell.Name(),
 			history.ParamArrivals:     strconv.Itoa(arrivals),
 			history.ParamSendDeadline: s.System.SendDeadline.String(),
 			history.ParamFaults:       strings.Join(x.planned(), ","),
@@ -394,7 +395,7 @@ func (x *cellRun) status() Status {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := Status{
-		Scenario: x.scenario.Name, Policy: x.cell.Policy, Phase: x.phase,
+		Scenario: x.scenario.Name, Policy: x.cell.Name(), Phase: x.phase,
 		Bookings:  len(x.plan.Baseline) + len(x.plan.Faults),
 		Confirmed: int(x.clients.confirmed.Load()),
 		Pending:   x.pending,

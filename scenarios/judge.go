@@ -60,7 +60,7 @@ func judge(dir string) (reports.Scenario, ownFindings, error) {
 	})
 	reports.FromHistory(h, &result)
 	if h.Meta != nil {
-		result.Name, result.Policy, result.Seed = h.Meta.Scenario, h.Meta.Policy, h.Meta.Seed
+		result.Name, result.Policy, result.Seed = h.Meta.Scenario, cmp.Or(h.Meta.Params[paramCell], h.Meta.Policy), h.Meta.Seed
 		result.Title = h.Meta.Params[paramTitle]
 		result.RetryDelays, result.MaxAttempts = h.Meta.RetryDelays, h.Meta.MaxAttempts
 	}

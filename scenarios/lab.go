@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mailproof/fakes/ledger"
+	"mailproof/fakes/resendapi"
 	"mailproof/fakes/script"
 	"mailproof/fakes/smtp"
 	"mailproof/faults"
@@ -155,8 +156,9 @@ func (l *RealLab) Stop(ctx context.Context) error {
 type cellLab struct {
 	order    Order
 	stack    infra.Stack
-	server   *smtp.Server
+	server   mailServer
 	proxy    *pgproxy.Proxy
+	hook     hook // the system's webhook at the mail API
 	pipeline *target.Pipeline
 	logs     []*wal.Collector
 	keys     map[string]string // recipient → key of its one mail
@@ -180,39 +182,30 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 	env := map[string]string{}
 	maps.Copy(env, o.System.Env)
 	maps.Copy(env, l.env)
-	mode := smtp.Plain
-	if o.Cell.Deduplicating {
-		mode = smtp.DedupByKey
-	}
-	// A hang must outlive the sender's deadline, and a hold the wait for it;
-	// both end with the cell.
-	opt := smtp.Options{Seed: o.Seed, Mode: mode, Clock: history.Now, MaxConnections: o.System.Connections, Rules: serviceTime(o.System)}
-	if o.System.ReconcileEvery > 0 {
-		opt.HTTPAddr = "127.0.0.1:0"
-	}
-	if c.server, err = smtp.Start(opt); err != nil {
-		return nil, err
-	}
 	postgresAddr, err := c.startProxy()
 	if err != nil {
 		return nil, err
 	}
-	providerLog := ""
-	if opt.HTTPAddr != "" {
-		providerLog = c.server.URL() + "/log"
-	}
-	c.pipeline, err = target.StartPipeline(ctx, target.PipelineConfig{
-		Stack: l.stack, Name: fmt.Sprintf("c%d", number), SMTPAddr: c.server.Addr(), LogDir: o.Dir, Binaries: binaries,
+	cfg := target.PipelineConfig{
+		Stack: l.stack, Name: fmt.Sprintf("c%d", number), LogDir: o.Dir, Binaries: binaries,
 		Policy: o.Cell.Policy, RetryDelays: o.System.RetryDelays, MaxAttempts: o.System.MaxAttempts,
 		SendDeadline: o.System.SendDeadline, Lease: o.System.Lease,
 		SweepEvery: o.System.SweepEvery, SweepGrace: o.System.SweepGrace, LettersEvery: o.System.LettersEvery,
-		ProviderLog: providerLog, ReconcileEvery: o.System.ReconcileEvery,
-		NotifydCount: o.System.MailServices, BookingdCount: o.System.BookingServices,
+		ReconcileEvery: o.System.ReconcileEvery,
+		NotifydCount:   o.System.MailServices, BookingdCount: o.System.BookingServices,
 		CrashPoints: o.System.CrashPoints, Env: env, Record: o.Record,
 		WatchReadiness: o.System.WatchReadiness, PostgresAddr: postgresAddr,
-	})
-	if err != nil {
+	}
+	if err := c.startServer(&cfg); err != nil {
 		return nil, err
+	}
+	if c.pipeline, err = target.StartPipeline(ctx, cfg); err != nil {
+		return nil, err
+	}
+	if c.hook.id != "" {
+		if err := c.hook.aim("http://" + c.pipeline.Addr("notifyd-1") + "/webhooks/resend"); err != nil {
+			return nil, err
+		}
 	}
 	if err := c.followLogs(ctx); err != nil {
 		return nil, err
@@ -260,6 +253,52 @@ func serviceTime(s System) []smtp.Rule {
 		ID:     "service-time",
 		Action: smtp.Action{Kind: smtp.Delay, Stage: smtp.StageDot, For: script.Duration(s.ServiceTime)},
 	}}
+}
+
+// mailServer is the far side of a cell: a fake of SMTP or of an API over HTTP.
+type mailServer interface {
+	faults.WatchedMailServer
+	Totals() ledger.Totals
+	Close() error
+}
+
+// startServer starts the cell's mail server and tells the system of it. A hang
+// must outlive the sender's deadline, and a hold the wait for it: both end with
+// the cell.
+func (c *cellLab) startServer(cfg *target.PipelineConfig) error {
+	if c.order.Cell.HTTP {
+		opt := resendapi.Options{Seed: c.order.Seed, Clock: history.Now}
+		if c.order.System.ReconcileEvery > 0 {
+			// Long enough that a mail whose answer was lost is UNKNOWN by then.
+			opt.DeliverAfter = 700 * time.Millisecond
+		}
+		server, err := resendapi.Start(opt)
+		if err != nil {
+			return err
+		}
+		c.server, cfg.ResendURL = server, server.URL
+		if c.order.System.ReconcileEvery > 0 {
+			c.hook, err = newHook(server.URL)
+			cfg.ResendWebhookSecret = c.hook.secret
+		}
+		return err
+	}
+	opt := smtp.Options{Seed: c.order.Seed, Mode: smtp.Plain, Clock: history.Now, MaxConnections: c.order.System.Connections, Rules: serviceTime(c.order.System)}
+	if c.order.Cell.Deduplicating {
+		opt.Mode = smtp.DedupByKey
+	}
+	if c.order.System.ReconcileEvery > 0 {
+		opt.HTTPAddr = "127.0.0.1:0"
+	}
+	server, err := smtp.Start(opt)
+	if err != nil {
+		return err
+	}
+	c.server, cfg.SMTPAddr = server, server.Addr()
+	if opt.HTTPAddr != "" {
+		cfg.ProviderLog = server.URL() + "/log"
+	}
+	return nil
 }
 
 func (c *cellLab) followLogs(ctx context.Context) error {

@@ -313,16 +313,20 @@ func (c *cancelling) reopen(ctx context.Context, who customer) error {
 	})
 }
 
-// op makes an operation until it is acknowledged, and records each try.
 func (c *cancelling) op(ctx context.Context, who customer, name string, generation int, intended int64, do func(context.Context) history.OpOutcome) error {
+	return operate(ctx, c.bench, who.Booking, name, generation, intended, do)
+}
+
+// operate makes an operation until it is acknowledged, and records each try.
+func operate(ctx context.Context, b *Bench, who Booking, name string, generation int, intended int64, do func(context.Context) history.OpOutcome) error {
 	for range maxTries {
 		call := history.Now()
 		try, cancel := context.WithTimeout(ctx, tryTimeout)
 		outcome := do(try)
 		cancel()
 		returned := history.Now()
-		c.bench.Record(history.Record{T: returned, Kind: history.KindOp, Op: &history.Op{
-			Name: name, Booking: who.ID, Key: c.bench.Target.Key(who.ID, generation), Recipient: who.Recipient,
+		b.Record(history.Record{T: returned, Kind: history.KindOp, Op: &history.Op{
+			Name: name, Booking: who.ID, Key: b.Target.Key(who.ID, generation), Recipient: who.Recipient,
 			Intended: intended, Call: call, Return: returned, Outcome: outcome,
 		}})
 		if outcome == history.OpOK {

@@ -13,8 +13,11 @@ import (
 	"mailproof/verify"
 )
 
-// paramTitle is a param of the history's meta that only this package reads.
-const paramTitle = "title"
+// Params of the history's meta that only this package reads.
+const (
+	paramTitle = "title"
+	paramCell  = "cell" // its name, where that is not the policy
+)
 
 // ownFile holds what only the runner can know, beside the history.
 const ownFile = "runner.json"

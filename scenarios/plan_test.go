@@ -111,8 +111,8 @@ func TestFaultsAreDrawnFromTheSeed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seed := rapid.Uint64().Draw(t, "seed")
 		who := recipients(mustPlan(t, seed, "t6.7", Load{Bookings: 100, PerSecond: 100}).Faults)
-		losses := faults.DrawLosses(rng(seed, "t6.7", "lose-250"), who, 0.2)
-		require.Equal(t, losses, faults.DrawLosses(rng(seed, "t6.7", "lose-250"), who, 0.2))
+		losses := faults.DrawLosses(rng(seed, "t6.7", "lose-250"), who, 0.2, faults.OverSMTP())
+		require.Equal(t, losses, faults.DrawLosses(rng(seed, "t6.7", "lose-250"), who, 0.2, faults.OverSMTP()))
 		require.Len(t, losses, 20)
 		require.Equal(t, drawStrikes(rng(seed, "t6.2", "kills")), drawStrikes(rng(seed, "t6.2", "kills")))
 		require.Equal(t,
@@ -167,14 +167,15 @@ func TestSelect(t *testing.T) {
 		var got []string
 		for _, s := range chosen {
 			for _, c := range s.Cells {
-				got = append(got, s.Name+"/"+c.Policy)
+				got = append(got, s.Name+"/"+c.Name())
 			}
 		}
 		return got
 	}
-	require.Len(t, cells(), 23, "without those on demand")
+	require.Len(t, cells(), 26, "without those on demand")
 	require.Equal(t, []string{"t6.2/resend", "t6.2/hold"}, cells("t6.2"))
 	require.Equal(t, []string{"t6.2/hold"}, cells("t6.2/hold"))
+	require.Equal(t, []string{"t6.7/same-key-http"}, cells("t6.7/same-key-http"))
 	require.Equal(t, []string{"t6.7/resend", "t6.2/hold"}, cells("t6.2/hold", "t6.7/resend"))
 	require.Equal(t, []string{"t6.2/resend", "t6.2/hold"}, cells("t6.2", "t6.2/hold"), "the whole outweighs a part of it")
 	_, err := Select(all, []string{"t6.9"})

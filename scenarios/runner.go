@@ -140,7 +140,7 @@ type place struct {
 	cell     Cell
 }
 
-func (p place) id() string { return p.scenario.Name + "/" + p.cell.Policy }
+func (p place) id() string { return p.scenario.Name + "/" + p.cell.Name() }
 
 // oneAtATime keeps the calls of cells that run side by side apart.
 type oneAtATime struct {
@@ -193,13 +193,13 @@ func (r *Runner) cell(ctx context.Context, s Scenario, c Cell) reports.Scenario 
 		dir: filepath.Join(r.Dir, cellFolder(s, c)),
 	}
 	result := x.run(ctx)
-	result.Name, result.Title, result.Policy = s.Name, s.Title, c.Policy
+	result.Name, result.Title, result.Policy = s.Name, s.Title, c.Name()
 	if result.Guarantee == "" {
 		result.Guarantee = verify.Guarantee(*x.meta())
 	}
 	result.Seed, result.Seconds = r.Seed, seconds(r.Clock()-began)
 	result.Dir = filepath.Base(x.dir)
-	result.Command = r.Again(s.Name + "/" + c.Policy)
+	result.Command = r.Again(s.Name + "/" + c.Name())
 	return result
 }
 

@@ -79,6 +79,16 @@ type Cell struct {
 	Policy string // same-key, resend, hold
 	// Deduplicating says that the fake server keeps one copy per key.
 	Deduplicating bool
+	// HTTP says that mails go to an API over HTTP, not to an SMTP server.
+	HTTP bool
+}
+
+// Name of the cell within its scenario.
+func (c Cell) Name() string {
+	if c.HTTP {
+		return c.Policy + "-http"
+	}
+	return c.Policy
 }
 
 // Server is the word for the kind of server in evidence and reports.
@@ -148,7 +158,11 @@ func (l Load) Operations() int { return l.Baseline + l.Bookings + min(l.Cancels,
 // (verify.Guarantee).
 func cellSameKey() Cell { return Cell{Policy: "same-key", Deduplicating: true} }
 func cellHold() Cell    { return Cell{Policy: "hold"} }
-func cellResend() Cell  { return Cell{Policy: "resend"} }
+func cellSameKeyHTTP() Cell {
+	return Cell{Policy: "same-key", Deduplicating: true, HTTP: true}
+}
+func cellHoldHTTP() Cell { return Cell{Policy: "hold", HTTP: true} }
+func cellResend() Cell   { return Cell{Policy: "resend"} }
 
 // fast is the configuration of every scenario that does not test a figure of
 // the specification: deadline and lease as short as real sends allow.
@@ -191,6 +205,7 @@ func All(d Draw) []Scenario {
 	return append([]Scenario{
 		lostReply(),
 		reconciled(),
+		webhooks(),
 		killedWhileSending(),
 		duplicateEvents(),
 		smtpDown(d),
@@ -199,6 +214,7 @@ func All(d Draw) []Scenario {
 		permanentErrors(),
 		dlqReplay(),
 		flood(),
+		labs(),
 		leaderLost(),
 		rabbitMQ(),
 		kafkaLost(),
@@ -212,8 +228,9 @@ func All(d Draw) []Scenario {
 	}, crashes(d)...)
 }
 
-// Select returns the scenarios, or cells of them ("t6.2/hold"), that names asks
-// for, in the order of All; no names means all that are not on demand. The name
+// Select returns the scenarios, cells of them ("t6.2/hold"), or stories of
+// scenario lab ("lab-four"), that names asks for, in the order of All; no names
+// means all that are not on demand. The name
 // of an acceptance criterion ("ac5") stands for the cells that decide it.
 func Select(all []Scenario, names []string) ([]Scenario, error) {
 	if len(names) == 0 {
@@ -221,7 +238,18 @@ func Select(all []Scenario, names []string) ([]Scenario, error) {
 	}
 	names = withoutAliases(names)
 	wanted := map[string][]string{} // scenario → policies, empty: every one
+	var stories []string            // chosen of scenario lab
 	for _, n := range names {
+		if isStory(n) {
+			stories = append(stories, n)
+			if _, whole := wanted[labsName]; !whole {
+				wanted[labsName] = nil
+			}
+			continue
+		}
+		if n == labsName {
+			stories = storyNames()
+		}
 		name, policy, narrowed := strings.Cut(n, "/")
 		i := slices.IndexFunc(all, func(s Scenario) bool { return s.Name == name })
 		if i < 0 {
@@ -231,7 +259,7 @@ func Select(all []Scenario, names []string) ([]Scenario, error) {
 			wanted[name] = nil
 			continue
 		}
-		if !slices.ContainsFunc(all[i].Cells, func(c Cell) bool { return c.Policy == policy }) {
+		if !slices.ContainsFunc(all[i].Cells, func(c Cell) bool { return c.Name() == policy }) {
 			return nil, fmt.Errorf("scenario %s has no cell %q; it has %s", name, policy, strings.Join(policies(all[i]), ", "))
 		}
 		if have, seen := wanted[name]; !seen || have != nil {
@@ -244,8 +272,11 @@ func Select(all []Scenario, names []string) ([]Scenario, error) {
 		if !ok {
 			continue
 		}
+		if s.Name == labsName && len(stories) > 0 {
+			s = labs(stories...)
+		}
 		if keep != nil {
-			s.Cells = slices.DeleteFunc(slices.Clone(s.Cells), func(c Cell) bool { return !slices.Contains(keep, c.Policy) })
+			s.Cells = slices.DeleteFunc(slices.Clone(s.Cells), func(c Cell) bool { return !slices.Contains(keep, c.Name()) })
 		}
 		chosen = append(chosen, s)
 	}
@@ -275,14 +306,14 @@ func list(all []Scenario) []string {
 func policies(s Scenario) []string {
 	names := make([]string, len(s.Cells))
 	for i, c := range s.Cells {
-		names[i] = c.Policy
+		names[i] = c.Name()
 	}
 	return names
 }
 
 // cellID names a cell in folders, databases and --scenario. A scenario of one
 // cell needs no policy in its folder.
-func cellFolder(s Scenario, c Cell) string { return s.Name + "-" + c.Policy }
+func cellFolder(s Scenario, c Cell) string { return s.Name + "-" + c.Name() }
 
 // rng is the stream of random numbers for one purpose: adding a purpose changes
 // no other.

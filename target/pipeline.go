@@ -30,8 +30,11 @@ type PipelineConfig struct {
 	// other pipeline on the stack has. Its databases, virtual host and topic
 	// carry it. Required.
 	Name string
-	// SMTPAddr of the mail server. Required.
-	SMTPAddr string
+	// SMTPAddr of the mail server, or ResendURL of a mail API over HTTP, which
+	// takes any API key. One of them is required.
+	SMTPAddr, ResendURL string
+	// ResendWebhookSecret lets notifyd hear the API's webhooks.
+	ResendWebhookSecret string
 	// LogDir receives one log per process. Required.
 	LogDir string
 
@@ -168,8 +171,8 @@ func (c PipelineConfig) validate() error {
 	if !namePattern.MatchString(c.Name) {
 		errs = append(errs, fmt.Errorf("Name %q must match %v", c.Name, namePattern))
 	}
-	if c.SMTPAddr == "" {
-		errs = append(errs, errors.New("SMTPAddr is empty"))
+	if (c.SMTPAddr == "") == (c.ResendURL == "") {
+		errs = append(errs, errors.New("there must be one of SMTPAddr and ResendURL"))
 	}
 	if c.LogDir == "" {
 		errs = append(errs, errors.New("LogDir is empty"))
@@ -373,6 +376,14 @@ func (p *Pipeline) notifydEnv() map[string]string {
 
 		"NOTIFYD_MAIL_EVENTS_TOPIC": p.mailTopic(),
 	}
+	if c.ResendURL != "" {
+		env["NOTIFYD_TRANSPORT"] = "resend"
+		env["NOTIFYD_RESEND_URL"] = c.ResendURL
+		env["NOTIFYD_RESEND_API_KEY"] = "re_harness"
+		if c.ResendWebhookSecret != "" {
+			env["NOTIFYD_RESEND_WEBHOOK_SECRET"] = c.ResendWebhookSecret
+		}
+	}
 	if c.Policy != "" {
 		env["NOTIFYD_TICKET_POLICY"] = c.Policy
 	}
@@ -454,6 +465,9 @@ func (p *Pipeline) Processes() []Process {
 
 // Topic of the events, for faults that act on it.
 func (p *Pipeline) Topic() string { return p.topic }
+
+// MailTopic is the topic of the mail events.
+func (p *Pipeline) MailTopic() string { return p.mailTopic() }
 
 // Group is the consumer group of the bridge.
 func (p *Pipeline) Group() string { return "notify." + p.cfg.Name }

@@ -1,6 +1,7 @@
 package target
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -8,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -46,9 +49,32 @@ func (p *Pipeline) MailTold(ctx context.Context, booking string) (string, error)
 	return body.Mail.Status, nil
 }
 
+// Counted is the value of one metric of a process, by its name and labels as
+// they are printed; 0 where it has not been counted yet.
+func (p *Pipeline) Counted(ctx context.Context, process, metric string) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.Addr(process)+"/metrics", http.NoBody)
+	if err != nil {
+		return 0, fmt.Errorf("metrics of %s: %w", process, err)
+	}
+	resp, err := p.bookings.http.Do(req)
+	if err != nil {
+		return 0, fmt.Errorf("metrics of %s: %w", process, err)
+	}
+	defer func() { _ = resp.Body.Close() }() // only read
+	in := bufio.NewScanner(resp.Body)
+	for in.Scan() {
+		if value, ok := strings.CutPrefix(in.Text(), metric+" "); ok {
+			return strconv.ParseFloat(value, 64)
+		}
+	}
+	return 0, in.Err()
+}
+
 const (
-	cancelEventSQL = `
-SELECT payload::text FROM outbox WHERE key = $1 AND event_type = 'BookingCancelled' AND (payload->>'generation')::int = $2`
+	eventSQL = `
+SELECT payload::text FROM outbox WHERE key = $1 AND event_type = $2 AND (payload->>'generation')::int = $3`
 	unpublishedSQL = `SELECT id FROM outbox WHERE key = $1 AND published_at IS NULL`
 )
 
@@ -59,14 +85,46 @@ func (p *Pipeline) RepeatCancel(ctx context.Context, booking string, generation 
 	if err := p.awaitPublished(ctx, booking); err != nil {
 		return err
 	}
-	bodies, err := query(ctx, p.dbs[bookingDB], "cancel of "+booking, cancelEventSQL, pgx.RowTo[string], booking, generation)
+	body, err := p.event(ctx, booking, contract.BookingCancelled, generation)
 	if err != nil {
 		return err
 	}
-	if len(bodies) != 1 {
-		return fmt.Errorf("booking %s has %d cancels of generation %d", booking, len(bodies), generation)
+	return p.produce(ctx, booking, body)
+}
+
+// RepeatConfirm puts the booking's first confirmation on the topic once more, as
+// soon as it is published: byte for byte, or as an event of another id.
+func (p *Pipeline) RepeatConfirm(ctx context.Context, booking string, foreign bool) error {
+	if err := p.awaitPublished(ctx, booking); err != nil {
+		return err
 	}
-	return p.produce(ctx, booking, []byte(bodies[0]))
+	body, err := p.event(ctx, booking, contract.BookingConfirmed, 1)
+	if err != nil {
+		return err
+	}
+	if foreign {
+		e, err := contract.DecodeEvent(body)
+		if err != nil {
+			return err
+		}
+		e.EventID = uuid.NewString()
+		if body, err = json.Marshal(e); err != nil {
+			return fmt.Errorf("event of %s: %w", booking, err)
+		}
+	}
+	return p.produce(ctx, booking, body)
+}
+
+// event is the one of that type and generation that the booking's outbox holds.
+func (p *Pipeline) event(ctx context.Context, booking string, t contract.EventType, generation int) ([]byte, error) {
+	bodies, err := query(ctx, p.dbs[bookingDB], string(t)+" of "+booking, eventSQL, pgx.RowTo[string], booking, string(t), generation)
+	if err != nil {
+		return nil, err
+	}
+	if len(bodies) != 1 {
+		return nil, fmt.Errorf("booking %s has %d events %s of generation %d", booking, len(bodies), t, generation)
+	}
+	return []byte(bodies[0]), nil
 }
 
 // CancelOvertakes puts a cancel of a booking on the topic that has no event there

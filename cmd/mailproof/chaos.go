@@ -211,6 +211,11 @@ func closing(out io.Writer, dir string, sum reports.Summary) {
 				fmt.Fprintf(out, "%s/%s fault %s: %s\n", sc.Name, sc.Policy, fault.Name, fault.Reason)
 			}
 		}
+		for _, c := range sc.Invariants {
+			if strings.HasPrefix(c.Name, "LAB-") {
+				fmt.Fprintf(out, "%s  %s\n", c.Name, c.Statement)
+			}
+		}
 		for i, finding := range sc.Findings {
 			if i == maxFindingLines {
 				fmt.Fprintf(out, "  … and %d more findings in %s/%s\n", len(sc.Findings)-i, sc.Name, sc.Policy)
@@ -257,7 +262,7 @@ func listScenarios(out io.Writer, all []scenarios.Scenario) error {
 	for _, s := range all {
 		cells := make([]string, len(s.Cells))
 		for i, c := range s.Cells {
-			cells[i] = c.Policy
+			cells[i] = c.Name()
 		}
 		if _, err := fmt.Fprintf(out, "%s: %s\n       policies: %s\n       shows: %s\n", s.Name, s.Title,
 			strings.Join(cells, ", "), strings.Join(slices.Clone(s.Proves), ", ")); err != nil {

@@ -95,7 +95,7 @@ func newProgress(out io.Writer, chosen []scenarios.Scenario, beside ...string) *
 	p := &progress{out: out, screen: terminal(out), began: time.Now(), beside: beside, parts: map[string]string{}}
 	for _, s := range chosen {
 		for _, c := range s.Cells {
-			if slices.Contains(beside, cellID(s.Name, c.Policy)) {
+			if slices.Contains(beside, cellID(s.Name, c.Name())) {
 				p.longest = max(p.longest, s.Expect)
 			} else {
 				p.expected += s.Expect
@@ -134,7 +134,7 @@ func (p *progress) Cell(i, n int, s scenarios.Scenario, c scenarios.Cell) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := &running{
-		id: cellID(s.Name, c.Policy), place: fmt.Sprintf("[%d/%d] %s %s", i, n, s.Name, c.Policy),
+		id: cellID(s.Name, c.Name()), place: fmt.Sprintf("[%d/%d] %s %s", i, n, s.Name, c.Name()),
 		expect: s.Expect, began: time.Now(),
 	}
 	p.running = append(p.running, r)

@@ -16,7 +16,7 @@ func TestContentsAreBounded(t *testing.T) {
 	c := start(t, Options{KeepMails: 40 << 20})
 	first := c.ok(c.send("k", "ann@x.test")).id(t)
 	for range 12 {
-		c.srv.mails.put(bytes.Repeat([]byte{' '}, 8<<20), entry{})
+		c.srv.mails.put(append([]byte("{}"), bytes.Repeat([]byte{' '}, 8<<20)...), entry{})
 	}
 	last := c.ok(c.send("k2", "bob@x.test")).id(t)
 	require.LessOrEqual(t, c.srv.mails.total, int64(40<<20+2*segmentSize))
@@ -24,6 +24,9 @@ func TestContentsAreBounded(t *testing.T) {
 	require.Equal(t, 500, r.status)
 	require.Contains(t, r.body, errDropped.Error())
 	c.ok(c.do("GET", "/emails/"+last, ""))
+	c.ok(c.do("GET", "/emails?limit=1", ""))
+	r = c.do("GET", "/emails?limit=100", "")
+	require.Equal(t, 500, r.status, "nor may a list leave it out")
 	require.Equal(t, first, c.ok(c.send("k", "ann@x.test")).id(t), "the key still knows its answer")
 }
 

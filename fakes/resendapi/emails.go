@@ -287,7 +287,10 @@ func (c *call) listEmails() (any, *APIError) {
 		}
 		from, step = serial+1, 1
 	}
-	data, more := c.collect(from, step, p.limit)
+	data, more, err := c.collect(from, step, p.limit)
+	if err != nil {
+		return nil, err
+	}
 	if step > 0 {
 		for i, j := 0, len(data)-1; i < j; i, j = i+1, j-1 {
 			data[i], data[j] = data[j], data[i]
@@ -302,22 +305,22 @@ type page[T any] struct {
 	Data    []T    `json:"data"`
 }
 
-func (c *call) collect(from, step int64, limit int) ([]listed, bool) {
+func (c *call) collect(from, step int64, limit int) ([]listed, bool, *APIError) {
 	data := []listed{}
 	for n := from; ; n += step {
 		e, ok := c.s.mails.get(n)
 		if !ok {
-			return data, false
+			return data, false, nil
 		}
 		if e.lie() {
 			continue
 		}
 		if len(data) == limit {
-			return data, true
+			return data, true, nil
 		}
 		x, err := c.s.email(n, e)
 		if err != nil {
-			continue // its contents were dropped
+			return nil, false, err // a list that leaves it out would say that it does not exist
 		}
 		data = append(data, listed{
 			x.ID, x.MessageID, x.To, x.From, x.CreatedAt, x.Subject, x.Bcc, x.Cc, x.ReplyTo, x.LastEvent, x.ScheduledAt,

@@ -24,6 +24,7 @@ const (
 	MailFailed    MailStatus = "failed" // not sent; the mail service may still send it later
 	MailCancelled MailStatus = "cancelled"
 	MailTooLate   MailStatus = "too-late" // the cancel came after the mail had gone out
+	MailBounced   MailStatus = "bounced"  // it was sent, and the recipient's server gave it back
 )
 
 // Mail is the mail of a booking's generation.
@@ -43,6 +44,8 @@ func statusOf(t contract.MailEventType) MailStatus {
 		return MailCancelled
 	case contract.EmailCancelTooLate:
 		return MailTooLate
+	case contract.EmailBounced:
+		return MailBounced
 	default:
 		return MailPending
 	}
@@ -50,13 +53,17 @@ func statusOf(t contract.MailEventType) MailStatus {
 
 const (
 	// Events come at least once, and after a rebalance in any order: the newest
-	// version counts, and of two with the same one the answer to the cancel.
+	// version counts; of two with the same one the answer to the cancel outweighs
+	// that the mail was sent, and that it came back outweighs both.
 	hearSQL = `
 INSERT INTO booking_mails AS m (dedupe_key, booking_id, generation, event_type, version, occurred_at)
 VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (dedupe_key) DO UPDATE SET
     event_type = EXCLUDED.event_type, version = EXCLUDED.version, occurred_at = EXCLUDED.occurred_at, heard_at = now()
-WHERE (EXCLUDED.version, EXCLUDED.event_type = 'EmailCancelTooLate') > (m.version, m.event_type = 'EmailCancelTooLate')`
+WHERE (EXCLUDED.version, array_position(ARRAY['EmailCancelTooLate', 'EmailBounced'], EXCLUDED.event_type) IS NOT NULL,
+       EXCLUDED.event_type = 'EmailBounced')
+    > (m.version, array_position(ARRAY['EmailCancelTooLate', 'EmailBounced'], m.event_type) IS NOT NULL,
+       m.event_type = 'EmailBounced')`
 
 	mailSQL = `SELECT event_type, occurred_at FROM booking_mails WHERE dedupe_key = $1`
 )

@@ -112,18 +112,20 @@ func (t EventType) CreatesMail() bool { return t == BookingConfirmed || t == Boo
 // MailEventType says what became of a booking's mail (A2-14).
 type MailEventType string
 
-// The events of mail.events. EmailBounced is reserved: nothing here hears of
-// bounces.
+// The events of mail.events.
 const (
 	EmailSent          MailEventType = "EmailSent"
 	EmailFailed        MailEventType = "EmailFailed"    // dead or expired; a replay may still send it
 	EmailCancelled     MailEventType = "EmailCancelled" // none was sent and none will be
 	EmailCancelTooLate MailEventType = "EmailCancelTooLate"
+	// EmailBounced: it was sent, and the recipient's server gave it back.
+	EmailBounced MailEventType = "EmailBounced"
 )
 
 // MailEvent is the value of one record of mail.events, keyed by booking_id. Of
 // the events of one dedupe key the one with the highest version counts; of two
-// with the same version EmailCancelTooLate does.
+// with the same version EmailCancelTooLate outweighs EmailSent, and EmailBounced
+// both.
 type MailEvent struct {
 	EventID    string        `json:"event_id"`
 	EventType  MailEventType `json:"event_type"`
@@ -164,7 +166,7 @@ func (e MailEvent) validate() error {
 		return fmt.Errorf("version %d is below 1", e.Version)
 	}
 	switch e.EventType {
-	case EmailSent, EmailFailed, EmailCancelled, EmailCancelTooLate:
+	case EmailSent, EmailFailed, EmailCancelled, EmailCancelTooLate, EmailBounced:
 		return nil
 	default:
 		return fmt.Errorf("event_type %q is not known", e.EventType)

@@ -183,6 +183,7 @@ type Store struct {
 	resendable []string
 	telling    map[string]string // statement → the same, with its event
 	tooLate    string            // "" where no events are written
+	bounced    string            // likewise
 }
 
 // New makes a store. The pool's database must have been migrated; the service
@@ -190,7 +191,7 @@ type Store struct {
 func New(pool *pgxpool.Pool, cfg Config) *Store {
 	return &Store{
 		db: pool, cfg: cfg, resendable: cfg.resendable(),
-		telling: tellingStatements(cfg.Events), tooLate: cancelTooLate(cfg.Events),
+		telling: tellingStatements(cfg.Events), tooLate: cancelTooLate(cfg.Events), bounced: bounced(cfg.Events),
 	}
 }
 
@@ -564,6 +565,19 @@ func (s *Store) ForgetMail(ctx context.Context, id uuid.UUID) error {
 func (s *Store) Found(ctx context.Context, id uuid.UUID, providerID string) (Outcome, error) {
 	out, found, err := s.settle(ctx, sqlFound, id, providerID)
 	return s.settled(ctx, "found", id, out, found, err)
+}
+
+// Bounced tells that a mail that was SENT came back. The row keeps its state: the
+// mail went out, and is not sent again. It does nothing for a row in any other
+// state, or one without a booking, or told before.
+func (s *Store) Bounced(ctx context.Context, key string) error {
+	if s.bounced == "" {
+		return nil
+	}
+	if _, err := s.db.Exec(ctx, s.bounced, key); err != nil {
+		return fmt.Errorf("bounced %s: %w", key, err)
+	}
+	return nil
 }
 
 // ProvenAbsent records a proof that an UNKNOWN mail was not delivered and will

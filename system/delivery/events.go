@@ -16,6 +16,7 @@ import (
 //	CANCELLED                     EmailCancelled, tombstones included
 //	DEAD, EXPIRED                 EmailFailed
 //	SENT, and a cancel comes      EmailCancelTooLate, of the same version
+//	SENT, and it came back        EmailBounced, of the same version
 //
 // UNKNOWN says nothing: there is nothing to say yet. Mails without a booking
 // have nobody who waits for their events.
@@ -81,6 +82,18 @@ func cancelTooLate(topic string) string {
 		return ""
 	}
 	return "-- cancel_too_late\n" + fmt.Sprintf(writeEvents, sentBeforeCancel, topic)
+}
+
+const bouncedAfterSent = `SELECT n.*, 'EmailBounced' AS told
+  FROM notifications n WHERE n.dedupe_key = $1 AND n.status = 'SENT' AND n.booking_id <> ''`
+
+// bounced tells of a mail that came back after it was SENT, as cancelTooLate
+// does: a provider that says it twice makes one event.
+func bounced(topic string) string {
+	if topic == "" {
+		return ""
+	}
+	return "-- bounced\n" + fmt.Sprintf(writeEvents, bouncedAfterSent, topic)
 }
 
 // topicPattern is what Kafka takes; it also keeps the topic fit for a literal.

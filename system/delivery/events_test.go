@@ -290,3 +290,21 @@ func TestMailEventsAreChecked(t *testing.T) {
 		require.ErrorIs(t, err, contract.ErrUndecodable, bad)
 	}
 }
+
+// A mail that came back is told once, and only when it had been sent.
+func TestABounceIsToldOnce(t *testing.T) {
+	t.Parallel()
+	b := tellingBench(t, Resend)
+	id := b.ticket("b1")
+	require.NoError(t, b.Bounced(t.Context(), "ticket:b1"))
+	require.Empty(t, b.told(), "it was not sent")
+	must(b.Accepted(t.Context(), id, b.claim(id).Token, "p"))(t)
+	for range 3 {
+		require.NoError(t, b.Bounced(t.Context(), "ticket:b1"))
+	}
+	require.NoError(t, b.Bounced(t.Context(), "ticket:other"))
+	require.Equal(t, []contract.MailEventType{contract.EmailSent, contract.EmailBounced}, b.told())
+	events := b.events()
+	require.Equal(t, events[0].Version, events[1].Version, "the row did not move")
+	require.Equal(t, Sent, must(b.Get(t.Context(), id))(t).Status)
+}

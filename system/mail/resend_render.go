@@ -3,6 +3,7 @@ package mail
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -12,15 +13,28 @@ import (
 	"mailproof/system/contract"
 )
 
-// ResendTagKey is the tag under which a mail's key stands at Resend, as the
-// first 32 hex digits of its SHA-256 (tags take no colons). Webhooks and lists
-// give it back.
+// ResendTagKey is the tag under which a mail's key stands at Resend. Webhooks and
+// the mail itself give it back.
 const ResendTagKey = "dedupe"
 
-// ResendTag is the tag's value for a key.
+// maxTaggedKey is how long a key may be to fit a tag of 256 characters.
+const maxTaggedKey = 192
+
+// ResendTag is the tag's value for a key: base64url, since tags take no colons.
+// A key that is too long for it is hashed, and cannot be read back.
 func ResendTag(dedupeKey string) string {
-	sum := sha256.Sum256([]byte(dedupeKey))
-	return hex.EncodeToString(sum[:16])
+	if len(dedupeKey) > maxTaggedKey {
+		sum := sha256.Sum256([]byte(dedupeKey))
+		return hex.EncodeToString(sum[:16])
+	}
+	return base64.RawURLEncoding.EncodeToString([]byte(dedupeKey))
+}
+
+// ResendTagged is the key of a tag; false for one that is none of ours.
+func ResendTagged(tag string) (dedupeKey string, ok bool) {
+	b, err := base64.RawURLEncoding.DecodeString(tag)
+	key := string(b)
+	return key, err == nil && checkKey(key) == nil && ResendTag(key) == tag
 }
 
 type resendTag struct {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -348,5 +349,25 @@ func TestRenderResendIsStable(t *testing.T) {
 	})
 	for _, a := range srv.Ledger() {
 		require.Empty(t, a.Findings, a.Key)
+	}
+}
+
+// A tag gives the key back; one that is none of ours gives none.
+func TestResendTag(t *testing.T) {
+	t.Parallel()
+	legal := regexp.MustCompile(`^[A-Za-z0-9_-]{1,256}$`)
+	for _, key := range []string{"k", "ticket:0198f2d7-7c6e-7d1a-9a2b-0123456789ab:v2", strings.Repeat("~", 192)} {
+		tag := mail.ResendTag(key)
+		require.Regexp(t, legal, tag)
+		got, ok := mail.ResendTagged(tag)
+		require.True(t, ok)
+		require.Equal(t, key, got)
+	}
+	long := strings.Repeat("k", 193)
+	require.Regexp(t, legal, mail.ResendTag(long))
+	require.NotEqual(t, mail.ResendTag(long), mail.ResendTag(long+"k"))
+	for _, tag := range []string{"", "!", "YQ==", "_", mail.ResendTag(long), "IA"} {
+		_, ok := mail.ResendTagged(tag)
+		require.False(t, ok, tag)
 	}
 }

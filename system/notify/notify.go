@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -42,6 +43,7 @@ import (
 	"mailproof/system/notify/migrations"
 	"mailproof/system/notify/patience"
 	"mailproof/system/notify/sweeper"
+	"mailproof/system/notify/webhook"
 	"mailproof/system/notify/worker"
 	"mailproof/system/observe"
 	"mailproof/system/outbox"
@@ -179,21 +181,25 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	defer s.close()
 	defer s.depth.Close()
 	defer s.sampler.close()
-	http, err := admin.Listen(ctx, admin.Config{
+	hooks, err := s.webhooks()
+	if err != nil {
+		return err
+	}
+	side, err := admin.Listen(ctx, admin.Config{
 		Addr: cfg.HTTPAddr, Registry: s.metrics.Registry, Checks: s.checks(), Operator: s.operator(),
-		Campaigns: s.campaigns(), ReplayAttempts: cfg.MaxAttempts, Log: log, CheckTimeout: 3 * time.Second,
+		Campaigns: s.campaigns(), Webhooks: hooks, ReplayAttempts: cfg.MaxAttempts, Log: log, CheckTimeout: 3 * time.Second,
 	})
 	if err != nil {
 		return err
 	}
-	log.Info("listening", "addr", http.Addr())
+	log.Info("listening", "addr", side.Addr())
 
 	// The publisher and the HTTP side outlive the consumers: a mail at work
 	// needs its successor published, and an operator watches the drain.
 	last, stopLast := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopLast()
 	outer, outerCtx := errgroup.WithContext(last)
-	outer.Go(func() error { return http.Run(outerCtx) })
+	outer.Go(func() error { return side.Run(outerCtx) })
 	outer.Go(func() error { return s.publisher.Run(outerCtx) })
 	outer.Go(func() error { return s.bulk.Run(outerCtx) })
 	outer.Go(func() error { return s.alerts.Run(outerCtx) })
@@ -495,6 +501,21 @@ func (s *service) newRelay() (*outbox.Relay, error) {
 			})
 		},
 	})
+}
+
+// webhooks is the handler of the provider's requests, nil where none are heard.
+func (s *service) webhooks() (http.Handler, error) {
+	if s.cfg.ResendWebhookSecret == "" {
+		return nil, nil
+	}
+	h, err := webhook.New(webhook.Config{
+		Secret: s.cfg.ResendWebhookSecret, Store: s.store, Tag: mail.ResendTagKey, KeyOf: mail.ResendTagged,
+		Count: s.metrics, Log: s.log, Timeout: s.cfg.StatementTimeout,
+	})
+	if err != nil {
+		return nil, errors.New(config.Prefix + "RESEND_WEBHOOK_SECRET: " + err.Error())
+	}
+	return h, nil
 }
 
 func (s *service) operator() dlq.Operator {

@@ -8,6 +8,7 @@ import (
 
 	"mailproof/system/contract"
 	"mailproof/system/delivery"
+	"mailproof/system/mail"
 	"mailproof/system/notify/alerts"
 	"mailproof/system/notify/config"
 	"mailproof/system/notify/dlq"
@@ -35,7 +36,15 @@ func (s *service) newReconciler() (r *reconciler.Reconciler, done func(), err er
 		Batch: 100, Timeout: s.cfg.StatementTimeout,
 	}
 	if s.cfg.ProviderLogURL == "" {
-		return reconciler.New(cfg), func() {}, nil
+		if s.cfg.Transport != "resend" || s.cfg.ResendList != "on" {
+			return reconciler.New(cfg), func() {}, nil
+		}
+		list := reconciler.NewResendList(reconciler.ResendListConfig{
+			URL: s.cfg.ResendURL, APIKey: s.cfg.ResendAPIKey, UserAgent: "notifyd-" + s.cfg.Instance + ".reconciler",
+			Tag: mail.ResendTagKey, ValueOf: mail.ResendTag,
+		})
+		cfg.Provider = list
+		return reconciler.New(cfg), list.Close, nil
 	}
 	// An HTTP API logs a request that came in half, too: there a try may leave
 	// more than one line.

@@ -38,6 +38,8 @@ type Config struct {
 	Checks    []Check
 	Operator  Operator
 	Campaigns Campaigns
+	// Webhooks hears what the mail provider tells; nil: nothing is heard.
+	Webhooks http.Handler
 	// ReplayAttempts is how many more tries a replay gives that names no number.
 	ReplayAttempts int
 	Log            *slog.Logger
@@ -89,6 +91,9 @@ func (s *Server) handler() http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.cfg.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	s.dlqRoutes(mux)
 	s.campaignRoutes(mux)
+	if s.cfg.Webhooks != nil {
+		mux.Handle("POST /webhooks/resend", s.cfg.Webhooks)
+	}
 	return mux
 }
 

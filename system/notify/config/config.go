@@ -57,6 +57,9 @@ type Config struct {
 	Transport    string `env:"TRANSPORT" envDefault:"smtp" doc:"smtp, or resend for Resend's HTTP API; mails stored for one are not sent over the other: drain before changing it"`
 	ResendURL    string `env:"RESEND_URL" envDefault:"https://api.resend.com" doc:"the API, without /emails"`
 	ResendAPIKey string `env:"RESEND_API_KEY" secret:"all" doc:"key of the API, must be set when the transport is resend"`
+	ResendList   string `env:"RESEND_LIST" envDefault:"on" doc:"with transport resend: on looks UNKNOWN mails up in the provider's list of mails; the key must be one that may read; off for one that may send only"`
+	// ResendWebhookSecret opens POST /webhooks/resend.
+	ResendWebhookSecret string `env:"RESEND_WEBHOOK_SECRET" secret:"all" doc:"signing key whsec_… of the webhook that Resend sends to /webhooks/resend; empty: there is no such endpoint"`
 	// KeyLifetime and a lease end before the receiver forgets the key (OB-09).
 	KeyLifetime time.Duration `env:"KEY_LIFETIME" envDefault:"23h" doc:"with policy same-key: this long after the first claim a mail whose outcome is open is not sent again; below the receiver's 24h by more than a lease"`
 
@@ -300,6 +303,9 @@ func (c Config) checkNumbers(bad report) {
 		if d <= 0 {
 			bad(name, "is %s, must be above zero", d)
 		}
+	}
+	if c.ResendList != "on" && c.ResendList != "off" {
+		bad("RESEND_LIST", "is %q, must be on or off", c.ResendList)
 	}
 	if c.Reconciler != "on" && c.Reconciler != "off" {
 		bad("RECONCILER", "is %q, must be on or off", c.Reconciler)

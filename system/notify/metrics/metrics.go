@@ -31,6 +31,7 @@ type Set struct {
 	alerts      *prometheus.CounterVec
 	waits       *prometheus.CounterVec
 	reconciled  *prometheus.CounterVec
+	webhooks    *prometheus.CounterVec
 	throttles   *prometheus.CounterVec
 	held        *prometheus.CounterVec
 	amqp        *prometheus.CounterVec
@@ -68,6 +69,7 @@ func New() *Set {
 	s.campaigns = s.counter("campaign_mails_total", "mails that campaigns asked for: new, known", "result")
 	s.rescues = s.counter("sweeper_rescues_total", "rows that only the sweeper moved, by cause; each should be explained by a fault", "cause")
 	s.alerts = s.counter("alerts_total", "alerts raised for the first time", "kind")
+	s.webhooks = s.counter("webhooks_total", "requests of the mail provider by result: found, known, bounced, not-yet, ignored, refused, failed, conflict", "result")
 	s.reconciled = s.counter("reconciled_total", "looks at an UNKNOWN mail by result: found, absent, asked, open, moved-on, failed", "result")
 	s.waits = s.counter("dependency_waits_total", "failed calls to a dependency that are repeated", "duty")
 	s.sendSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -318,6 +320,9 @@ func (s *Set) Alert(kind string) { s.alerts.WithLabelValues(kind).Inc() }
 
 // Reconciled counts a look at an UNKNOWN mail.
 func (s *Set) Reconciled(result string) { s.reconciled.WithLabelValues(result).Inc() }
+
+// Webhook counts a request of the mail provider.
+func (s *Set) Webhook(result string) { s.webhooks.WithLabelValues(result).Inc() }
 
 // Wait counts a failed call to a dependency.
 func (s *Set) Wait(duty string) { s.waits.WithLabelValues(duty).Inc() }

@@ -12,6 +12,8 @@ import (
 	"net/url"
 	"strconv"
 	"time"
+
+	"mailproof/system/delivery"
 )
 
 // HTTPLog reads a delivery log that a provider, or a small program beside a mail
@@ -39,11 +41,24 @@ func NewHTTPLog(addr string, onePerTry bool) (*HTTPLog, error) {
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 		return nil, errors.New("the delivery log must be http://… or https://…")
 	}
-	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 1, IdleConnTimeout: 10 * time.Second}
-	return &HTTPLog{url: *u, onePerTry: onePerTry, client: &http.Client{
-		Transport:     transport,
+	return &HTTPLog{url: *u, onePerTry: onePerTry, client: logClient()}, nil
+}
+
+// logClient follows no redirect: what another server says proves nothing.
+func logClient() *http.Client {
+	return &http.Client{
+		Transport:     &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 1, IdleConnTimeout: 10 * time.Second},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}, nil
+	}
+}
+
+// withoutURL keeps addresses out of logs.
+func withoutURL(err error) error {
+	var quoted *url.Error
+	if errors.As(err, &quoted) {
+		return quoted.Err
+	}
+	return err
 }
 
 // Close ends kept connections.
@@ -52,11 +67,11 @@ func (l *HTTPLog) Close() { l.client.CloseIdleConnections() }
 // maxPage bounds an answer about one key.
 const maxPage = 1 << 20
 
-// Lookup asks for a key; ctx bounds it.
-func (l *HTTPLog) Lookup(ctx context.Context, key string) (Page, error) {
+// Lookup asks for the row's key; ctx bounds it.
+func (l *HTTPLog) Lookup(ctx context.Context, row delivery.Row) (Page, error) {
 	u := l.url
 	q := u.Query()
-	q.Set("key", key)
+	q.Set("key", row.DedupeKey)
 	q.Set("running", "true")
 	u.RawQuery = q.Encode()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
@@ -65,11 +80,7 @@ func (l *HTTPLog) Lookup(ctx context.Context, key string) (Page, error) {
 	}
 	resp, err := l.client.Do(req)
 	if err != nil {
-		var quoted *url.Error
-		if errors.As(err, &quoted) {
-			err = quoted.Err
-		}
-		return Page{}, err
+		return Page{}, withoutURL(err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {

@@ -8,11 +8,11 @@ import (
 	"mailproof/system/delivery"
 )
 
-// Log is a provider's delivery log.
+// Log is a provider's delivery log, or its list of mails.
 type Log interface {
-	// Lookup returns everything that the log has about a key. An answer that may
-	// be a part of it is an error.
-	Lookup(ctx context.Context, key string) (Page, error)
+	// Lookup returns everything that the log has about a row's key. An answer
+	// that may be a part of it is an error.
+	Lookup(ctx context.Context, row delivery.Row) (Page, error)
 }
 
 // Page is what a log says about one key.

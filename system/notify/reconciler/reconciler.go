@@ -4,7 +4,8 @@
 // It asks in two ways. A type whose receiver deduplicates (policy same-key) is
 // let through for one more try under the same key while the key lives: the try
 // brings the id of the first copy back, or makes the only one. For every other
-// mail it reads the provider's delivery log:
+// mail it reads the provider's delivery log, or its list of mails (the provider's
+// webhooks are a third source, see package webhook):
 //
 //	the log shows a copy of the key           found, SENT
 //	absence is proven                         tried once more, or CANCELLED when that was asked for
@@ -198,7 +199,7 @@ func (r *Reconciler) one(ctx context.Context, row delivery.Row) (Result, string,
 	}
 	why := "there is no delivery log to ask"
 	if r.cfg.Provider != nil {
-		page, err := r.cfg.Provider.Lookup(ctx, row.DedupeKey)
+		page, err := r.cfg.Provider.Lookup(ctx, row)
 		if err != nil {
 			return Failing, "", fmt.Errorf("delivery log: %w", err)
 		}

@@ -159,9 +159,9 @@ type rows struct {
 	count Tally
 }
 
-func (r *rows) Now(context.Context) (time.Time, error)       { return r.now, nil }
-func (r *rows) Lookup(context.Context, string) (Page, error) { return r.page, r.err }
-func (r *rows) Reconciled(res string)                        { r.count[Result(res)]++ }
+func (r *rows) Now(context.Context) (time.Time, error)             { return r.now, nil }
+func (r *rows) Lookup(context.Context, delivery.Row) (Page, error) { return r.page, r.err }
+func (r *rows) Reconciled(res string)                              { r.count[Result(res)]++ }
 func (r *rows) Ring(_ context.Context, msgs ...amqp.Message) error {
 	r.rung += len(msgs)
 	return errors.New("RabbitMQ is away: the sweeper rings")
@@ -283,7 +283,7 @@ func TestHTTPLogRefusesHalfTruths(t *testing.T) {
 		srv := httptest.NewServer(answer)
 		l, err := NewHTTPLog(srv.URL, true)
 		require.NoError(t, err)
-		_, err = l.Lookup(t.Context(), "k")
+		_, err = l.Lookup(t.Context(), delivery.Row{DedupeKey: "k"})
 		require.Error(t, err, name)
 		l.Close()
 		srv.Close()
@@ -320,7 +320,7 @@ func TestFakesLogProvesWhatHappened(t *testing.T) {
 			require.NoError(t, err)
 			defer l.Close()
 			require.Eventually(t, func() bool {
-				page, err := l.Lookup(t.Context(), "ticket:1")
+				page, err := l.Lookup(t.Context(), delivery.Row{DedupeKey: "ticket:1"})
 				require.NoError(t, err)
 				v := judge(unknown(1), page, noon, bounds)
 				return len(page.Lines) > 0 && v.result == c.want

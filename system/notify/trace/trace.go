@@ -151,17 +151,17 @@ func (t Tracer) mail(ctx context.Context, r delivery.Row) (Mail, error) {
 	if m.Audit, err = t.Audit.Of(ctx, r.ID); err != nil {
 		return m, err
 	}
-	m.Provider, m.ProviderNote = t.provider(ctx, r.DedupeKey)
+	m.Provider, m.ProviderNote = t.provider(ctx, r)
 	return m, nil
 }
 
 // provider asks the provider's log. That it does not answer is part of the
 // story, not the end of it.
-func (t Tracer) provider(ctx context.Context, key string) ([]ProviderLine, string) {
+func (t Tracer) provider(ctx context.Context, r delivery.Row) ([]ProviderLine, string) {
 	if t.Log == nil {
 		return nil, "no log to ask: NOTIFYD_PROVIDER_LOG_URL is not set"
 	}
-	page, err := t.Log.Lookup(ctx, key)
+	page, err := t.Log.Lookup(ctx, r)
 	if err != nil {
 		return nil, "the log did not answer: " + err.Error()
 	}

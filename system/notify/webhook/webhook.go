@@ -1,0 +1,273 @@
+// Package webhook hears what the mail provider tells of mails that it took: the
+// third way, beside its log and its list, to learn what became of a mail that is
+// UNKNOWN, and the only one to learn that a mail came back (A2-14).
+//
+//	email.sent, delivered, delivery_delayed,    the provider has a copy: UNKNOWN becomes SENT
+//	opened, clicked, complained
+//	email.bounced, failed, suppressed           the same, and EmailBounced is told
+//	any other event                             nothing
+//
+// What it guarantees:
+//
+//   - Nobody but the provider is heard: each request carries a signature over
+//     its id, its time and its body (Svix; https://docs.svix.com/receiving/verifying-payloads/how-manual),
+//     and one that is older or newer than five minutes is refused.
+//   - A request is answered with 2xx only when what it says is durable. The
+//     provider repeats every other one; that is also how an event is put off
+//     that comes before the outcome of the try is known.
+//   - Duplicates and any order are harmless: SENT is final, and a bounce is one
+//     event however often it is told.
+//   - Absence is never concluded: an event that did not come proves nothing.
+//
+// It must not send mails, and must not import a mail client.
+package webhook
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"mailproof/system/delivery"
+	"mailproof/system/notify/logging"
+)
+
+// Tolerance is how far a request's time may be from this machine's, as Svix
+// recommends it.
+const Tolerance = 5 * time.Minute
+
+// maxBody bounds a request; an event has a few hundred bytes.
+const maxBody = 256 << 10
+
+// Store is what the handler needs of the row store.
+type Store interface {
+	ByKey(ctx context.Context, key string) (delivery.Row, error)
+	Found(ctx context.Context, id uuid.UUID, providerID string) (delivery.Outcome, error)
+	Bounced(ctx context.Context, key string) error
+}
+
+// Result of one request.
+type Result string
+
+// The results, labels of the metric.
+const (
+	Found   Result = "found"    // a mail that was UNKNOWN is SENT
+	Known   Result = "known"    // it was SENT already
+	Bounced Result = "bounced"  // EmailBounced is told
+	NotYet  Result = "not-yet"  // its try has not ended: the provider shall repeat it
+	Ignored Result = "ignored"  // no mail of ours, or an event that says nothing
+	Refused Result = "refused"  // not signed by the provider, or too old
+	Failing Result = "failed"   // the database is away: the provider shall repeat it
+	Against Result = "conflict" // the provider has a copy of a mail that ended unsent
+)
+
+// Counter counts requests by result.
+type Counter interface{ Webhook(result string) }
+
+// Config of the handler.
+type Config struct {
+	// Secret is the webhook's signing secret, whsec_ and base64.
+	Secret string
+	Store  Store
+	// KeyOf reads the key from the tag that the mails carry; Tag is its name.
+	Tag   string
+	KeyOf func(tag string) (key string, ok bool)
+	Count Counter
+	Log   *slog.Logger
+	// Now is the time of day; default time.Now.
+	Now func() time.Time
+	// Timeout bounds the statements of one request.
+	Timeout time.Duration
+}
+
+// Handler answers the provider's requests.
+type Handler struct {
+	cfg    Config
+	secret []byte
+}
+
+var _ http.Handler = (*Handler)(nil)
+
+// New makes a handler.
+func New(cfg Config) (*Handler, error) {
+	secret, err := ParseSecret(cfg.Secret)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	return &Handler{cfg, secret}, nil
+}
+
+// ParseSecret reads a signing secret. Its error does not quote it.
+func ParseSecret(s string) ([]byte, error) {
+	text, ok := strings.CutPrefix(s, "whsec_")
+	secret, err := base64.StdEncoding.DecodeString(text)
+	if !ok || err != nil || len(secret) < 16 {
+		return nil, errors.New("must be whsec_ and the base64 of at least 16 bytes")
+	}
+	return secret, nil
+}
+
+// ServeHTTP answers one event.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		h.done(w, Refused, http.StatusBadRequest, "the request was not read", slog.Any("error", err))
+		return
+	}
+	if err := h.verify(r.Header, body); err != nil {
+		h.done(w, Refused, http.StatusUnauthorized, "webhook refused", slog.Any("error", err))
+		return
+	}
+	var e event
+	if err := json.Unmarshal(body, &e); err != nil {
+		// Signed and not readable: a repetition would not change it.
+		h.done(w, Ignored, http.StatusOK, "webhook not readable", slog.Any("error", err))
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), h.cfg.Timeout)
+	defer cancel()
+	h.hear(ctx, w, e)
+}
+
+// event is the part of a webhook's body that counts here.
+type event struct {
+	Type string `json:"type"`
+	Data struct {
+		EmailID string `json:"email_id"`
+		Tags    tags   `json:"tags"`
+	} `json:"data"`
+}
+
+// tags are an object of names and values, or a list of both as in the API.
+type tags map[string]string
+
+func (t *tags) UnmarshalJSON(b []byte) error {
+	var list []struct{ Name, Value string }
+	if err := json.Unmarshal(b, &list); err == nil {
+		*t = tags{}
+		for _, x := range list {
+			(*t)[x.Name] = x.Value
+		}
+		return nil
+	}
+	var m map[string]string
+	err := json.Unmarshal(b, &m)
+	*t = m
+	return err
+}
+
+// meaning of the events: whether each says that the mail came back.
+var meaning = map[string]bool{
+	"email.sent": false, "email.delivered": false, "email.delivery_delayed": false, "email.complained": false,
+	"email.opened": false, "email.clicked": false,
+	"email.bounced": true, "email.failed": true, "email.suppressed": true,
+}
+
+func (h *Handler) hear(ctx context.Context, w http.ResponseWriter, e event) {
+	key, tagged := h.cfg.KeyOf(e.Data.Tags[h.cfg.Tag])
+	returned, tells := meaning[e.Type]
+	at := []any{logging.DedupeKey, key, logging.ProviderID, e.Data.EmailID, "type", e.Type}
+	if !tagged || !tells || e.Data.EmailID == "" {
+		h.done(w, Ignored, http.StatusOK, "webhook says nothing of a mail of ours", at...)
+		return
+	}
+	res, err := h.settle(ctx, key, e.Data.EmailID)
+	if err == nil && returned && (res == Found || res == Known) {
+		if err = h.cfg.Store.Bounced(ctx, key); err == nil {
+			res = Bounced
+		}
+	}
+	switch {
+	case err != nil:
+		h.done(w, Failing, http.StatusServiceUnavailable, "webhook not written down", append(at, "error", err)...)
+	case res == NotYet:
+		h.done(w, res, http.StatusServiceUnavailable, "webhook comes before the try has ended", at...)
+	default:
+		h.done(w, res, http.StatusOK, "webhook heard", at...)
+	}
+}
+
+// settle makes a row SENT whose copy the provider has.
+func (h *Handler) settle(ctx context.Context, key, providerID string) (Result, error) {
+	row, err := h.cfg.Store.ByKey(ctx, key)
+	if errors.Is(err, delivery.ErrNoRow) {
+		return Ignored, nil
+	}
+	if err != nil {
+		return Failing, err
+	}
+	if row.Status == delivery.Unknown {
+		out, err := h.cfg.Store.Found(ctx, row.ID, providerID)
+		if err != nil {
+			return Failing, err
+		}
+		if out.Applied {
+			return Found, nil
+		}
+		row = out.Row
+	}
+	switch row.Status {
+	case delivery.Sent:
+		return Known, nil
+	case delivery.Dead, delivery.Cancelled, delivery.Expired:
+		return Against, nil
+	default:
+		// A worker has it, or it waits for one: the outcome of the try that made
+		// this copy is not written down yet.
+		return NotYet, nil
+	}
+}
+
+// verify checks signature and time. A header may carry several signatures, old
+// and new secret's, apart by spaces.
+func (h *Handler) verify(head http.Header, body []byte) error {
+	id, at, signatures := head.Get("svix-id"), head.Get("svix-timestamp"), head.Get("svix-signature")
+	if id == "" || at == "" || signatures == "" {
+		return errors.New("it is not signed")
+	}
+	seconds, err := strconv.ParseInt(at, 10, 64)
+	if err != nil {
+		return errors.New("its time is no number")
+	}
+	mac := hmac.New(sha256.New, h.secret)
+	_, _ = fmt.Fprintf(mac, "%s.%s.", id, at)
+	_, _ = mac.Write(body)
+	want := mac.Sum(nil)
+	signed := false
+	for s := range strings.FieldsSeq(signatures) {
+		version, text, _ := strings.Cut(s, ",")
+		got, err := base64.StdEncoding.DecodeString(text)
+		signed = signed || version == "v1" && err == nil && hmac.Equal(got, want)
+	}
+	if !signed {
+		return errors.New("its signature is not the provider's")
+	}
+	if off := h.cfg.Now().Sub(time.Unix(seconds, 0)).Abs(); off > Tolerance {
+		return fmt.Errorf("it was signed %s away from now, more than %s", off.Round(time.Second), Tolerance)
+	}
+	return nil
+}
+
+func (h *Handler) done(w http.ResponseWriter, res Result, status int, text string, args ...any) {
+	h.cfg.Count.Webhook(string(res))
+	level := slog.LevelInfo
+	if res == Refused || res == Failing || res == Against {
+		level = slog.LevelWarn
+	}
+	h.cfg.Log.With(args...).Log(context.Background(), level, text, "result", string(res))
+	w.WriteHeader(status)
+}
