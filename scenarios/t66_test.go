@@ -82,7 +82,6 @@ func (f floodRun) history() *history.History {
 type floodBuilder struct {
 	records []history.Record
 	order   int64
-	changes []*history.Change
 }
 
 func (b *floodBuilder) add(r history.Record) { b.records = append(b.records, r) }
