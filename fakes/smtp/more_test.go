@@ -572,6 +572,54 @@ func TestHugeHeadersDoNotFillTheLedger(t *testing.T) {
 	require.Equal(t, 1, rows[1].Copy)
 }
 
+// sendRaw hands over one mail by go-smtp's client, as it stands.
+func sendRaw(t *testing.T, addr, raw string) {
+	t.Helper()
+	c, err := gosmtp.Dial(addr)
+	require.NoError(t, err)
+	defer c.Close()
+	require.NoError(t, c.SendMail("a@example.com", []string{"b@example.com"}, strings.NewReader(raw)))
+	require.NoError(t, c.Quit())
+}
+
+// What other clients make of a header that is too long for a line, as they
+// wrote it, and what RFC 5322 lets them write.
+func TestFoldedHeadersAreUnfolded(t *testing.T) {
+	srv := start(t, smtp.Options{})
+	key := "campaign:" + strings.Repeat("a", 100) + ":5ff860bf1190596c7188ab851db691f0"
+	for _, c := range []struct{ name, header, key, subject string }{
+		{"go-mail", "X-Dedupe-Key:\r\n " + key, key, ""},
+		{"Python's compat32", "X-Dedupe-Key: \r\n " + key, key, ""},
+		{"Python's email.policy.SMTP", "X-Dedupe-Key: =?utf-8?q?campaign=3Aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa?=\r\n" +
+			" =?utf-8?q?aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa=3A5ff?=\r\n =?utf-8?q?860bf1190596c7188ab851db691f0?=", key, ""},
+		{"a tab", "X-Dedupe-Key:\r\n\t" + key + "\t", key, ""},
+		{"several folds, one of them of blanks alone", "X-Dedupe-Key:\r\n \r\n \t " + key + "\r\n ", key, ""},
+		{"at the end of the headers", "Subject: Hello\r\nX-Dedupe-Key:\r\n k1", "k1", "Hello"},
+		{"the blank of the fold is the value's", "X-Dedupe-Key: k2\r\nSubject: Your\r\n  ticket\r\n\tis here", "k2", "Your  ticket\tis here"},
+		{"another header's value is not ours", "X-Other:\r\n X-Dedupe-Key: no\r\nX-Dedupe-Key: k3", "k3", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			raw := c.header + "\r\n\r\nX-Dedupe-Key: of the body\r\n"
+			sendRaw(t, srv.Addr(), raw)
+			rows := srv.Ledger()
+			last := rows[len(rows)-1]
+			require.Equal(t, c.key, last.Key)
+			require.Equal(t, c.subject, last.Subject)
+		})
+	}
+}
+
+// A folded key is one and the same as the key in one line: the
+// second mail is known.
+func TestAFoldedKeyIsTheSameKey(t *testing.T) {
+	srv := start(t, smtp.Options{Mode: smtp.DedupByKey})
+	for _, header := range []string{"X-Dedupe-Key: k", "X-Dedupe-Key:\r\n k"} {
+		sendRaw(t, srv.Addr(), header+"\r\n\r\nHello.\r\n")
+	}
+	rows := finished(t, srv, 2)
+	require.True(t, rows[0].Stored && rows[1].Deduplicated)
+}
+
 // TestMemoryIsBoundedByOptions sends big mails and looks at what is kept.
 func TestMemoryIsBoundedByOptions(t *testing.T) {
 	srv := start(t, smtp.Options{KeepBody: 100, KeepBodies: 1000})

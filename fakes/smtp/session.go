@@ -521,31 +521,20 @@ func (v values) first() string {
 // decoded (RFC 2047 where it applies), in one pass.
 func headers(head []byte, names ...string) []values {
 	out := make([]values, len(names))
-	open := -1
 	for len(head) > 0 {
-		line, rest, _ := bytes.Cut(head, newline)
-		head = rest
-		line = bytes.TrimRight(line, "\r")
-		if len(line) == 0 {
+		field, rest := cutField(head)
+		if field == nil {
 			break
 		}
-		if line[0] == ' ' || line[0] == '\t' {
-			if open >= 0 {
-				v := out[open]
-				v[len(v)-1] += " " + string(bytes.TrimSpace(line))
-			}
-			continue
+		head = rest
+		name, value, ok := bytes.Cut(field, colon)
+		if !ok || blank(field[0]) {
+			continue // no field, or the continuation of none
 		}
-		open = -1
-		field, value, ok := bytes.Cut(line, colon)
-		if !ok {
-			continue
-		}
-		field = bytes.TrimSpace(field)
-		for i, name := range names {
-			if len(field) == len(name) && strings.EqualFold(string(field), name) {
-				out[i] = append(out[i], string(bytes.TrimSpace(value)))
-				open = i
+		name = bytes.TrimSpace(name)
+		for i, want := range names {
+			if len(name) == len(want) && strings.EqualFold(string(name), want) {
+				out[i] = append(out[i], unfold(value))
 			}
 		}
 	}
@@ -553,6 +542,38 @@ func headers(head []byte, names ...string) []values {
 		v.decode()
 	}
 	return out
+}
+
+// cutField cuts the first field with the lines that continue it; nil is the end
+// of the header section.
+func cutField(head []byte) (field, rest []byte) {
+	end := 0
+	for {
+		line, _, ended := bytes.Cut(head[end:], newline)
+		if end == 0 && len(bytes.TrimRight(line, "\r")) == 0 {
+			return nil, nil
+		}
+		end += len(line)
+		if ended {
+			end++
+		}
+		if end == len(head) || !blank(head[end]) {
+			return head[:end], head[end:]
+		}
+	}
+}
+
+func blank(c byte) bool { return c == ' ' || c == '\t' }
+
+// unfold takes out the line ends and keeps the white space after them (RFC 5322
+// 2.2.3), and then trims: a value may begin with a fold, as go-mail and Python
+// write a long first word, and the white space around a value is no part of it.
+func unfold(value []byte) string {
+	var b strings.Builder
+	for line := range bytes.SplitSeq(value, newline) {
+		b.Write(bytes.TrimRight(line, "\r"))
+	}
+	return strings.TrimSpace(b.String())
 }
 
 var newline, colon = []byte{'\n'}, []byte{':'}

@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	htmltemplate "html/template"
+	"mime"
 	netmail "net/mail"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 	texttemplate "text/template"
 	"time"
@@ -227,10 +229,31 @@ func (r *Renderer) compose(in Rendering, p parts) ([]byte, error) {
 	if _, err := msg.WriteTo(&out); err != nil {
 		return nil, fmt.Errorf("compose: %w", err)
 	}
-	if err := checkLines(out.Bytes()); err != nil {
+	body := unfoldTokens(out.Bytes())
+	if err := checkLines(body); err != nil {
 		return nil, fmt.Errorf("compose: %w", err)
 	}
-	return out.Bytes(), nil
+	return body, nil
+}
+
+// tokenHeaders hold one word each, which receivers compare as it stands.
+var tokenHeaders = []string{string(gomail.HeaderMessageID), contract.MailHeaderDedupeKey, contract.MailHeaderResendIdempotencyKey}
+
+// unfoldTokens puts the value of each token header on the line of its name.
+// go-mail keeps lines within 76 characters and so folds before a word that is
+// too long for the rest of its line, even if it is the first: the line of the
+// name is then empty. RFC 5322 allows that, and a receiver that joins the lines
+// with a blank reads another key. A line may have 998 characters (2.1.1); a key
+// has no more than [maxKey] and a domain 254.
+func unfoldTokens(mail []byte) []byte {
+	for _, name := range tokenHeaders {
+		head := bytes.Index(mail, []byte("\r\n\r\n"))
+		if at := bytes.Index(mail[:max(head, 0)], []byte("\r\n"+name+":\r\n ")); at >= 0 {
+			fold := at + len("\r\n"+name+":")
+			mail = slices.Delete(mail, fold, fold+len("\r\n"))
+		}
+	}
+	return mail
 }
 
 // MessageID is the Message-ID header's value of a key's mail (OB-03), with its
@@ -247,6 +270,9 @@ func checkKey(key string) error {
 	}
 	if strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return errors.New("dedupe key: only printable ASCII without spaces may stand in a header")
+	}
+	if plain, err := new(mime.WordDecoder).DecodeHeader(key); err != nil || plain != key {
+		return errors.New("dedupe key: a receiver would decode it (RFC 2047) and know the mail by another")
 	}
 	return nil
 }

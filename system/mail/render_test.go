@@ -167,6 +167,7 @@ func TestRenderRefusesForGood(t *testing.T) {
 		"empty key":        func(in *mail.Rendering) { in.DedupeKey = "" },
 		"long key":         func(in *mail.Rendering) { in.DedupeKey = strings.Repeat("k", 257) },
 		"key with a break": func(in *mail.Rendering) { in.DedupeKey = "k\r\nBcc: e@x.org" },
+		"key in code":      func(in *mail.Rendering) { in.DedupeKey = "=?utf-8?q?ticket:1?=" },
 		"no date":          func(in *mail.Rendering) { in.Date = time.Time{} },
 	} {
 		t.Run(name, func(t *testing.T) {

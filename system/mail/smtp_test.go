@@ -22,6 +22,7 @@ import (
 
 	"mailproof/fakes/script"
 	fake "mailproof/fakes/smtp"
+	"mailproof/system/contract"
 	"mailproof/system/mail"
 	"mailproof/system/mail/mailtest"
 )
@@ -680,6 +681,48 @@ func TestAnyBodyArrivesUnchanged(t *testing.T) {
 		got, ok := srv.Mail(rows[len(rows)-1].ID)
 		require.True(rt, ok)
 		require.Equal(rt, string(m.Bytes), string(got))
+	})
+}
+
+// A key, however long, is in the server's ledger what it was in the row, and so
+// is the Message-ID: whoever compares the two finds the mail (OB-03). No library
+// on the way may fold it into something else.
+func TestAnyKeyArrivesUnchanged(t *testing.T) {
+	t.Parallel()
+	srv := startFake(t, fake.Options{})
+	s := sender(t, mail.SMTPConfig{Addr: srv.Addr()})
+	r := renderer(t)
+	far, err := mail.NewRenderer(mail.RendererConfig{From: "a@example.org", Domain: strings.Repeat("mail.", 45) + "example.org"})
+	require.NoError(t, err)
+	check := func(t require.TestingT, r *mail.Renderer, in mail.Rendering) {
+		m, err := r.Render(in)
+		require.NoError(t, err)
+		require.NotRegexp(t, "(?i)\r\n(Message-ID|X-Dedupe-Key|Resend-Idempotency-Key):[ \t]*\r\n", string(m.Bytes))
+		read := parse(t, m.Bytes).header
+		require.Equal(t, in.DedupeKey, read.Get(contract.MailHeaderDedupeKey))
+		require.Equal(t, in.DedupeKey, read.Get(contract.MailHeaderResendIdempotencyKey))
+		_, err = s.Send(context.Background(), m, nil)
+		require.NoError(t, err)
+		rows := srv.Ledger()
+		last := rows[len(rows)-1]
+		require.Equal(t, in.DedupeKey, last.Key)
+		require.Equal(t, r.MessageID(in.DedupeKey), last.MessageID)
+	}
+	withKey := func(in mail.Rendering, key string) mail.Rendering { in.DedupeKey = key; return in }
+
+	for _, n := range []int{1, 34, 58, 59, 60, 61, 62, 63, 73, 74, 75, 76, 77, 78, 255, 256} { // about each line's end
+		check(t, r, withKey(rendering(), strings.Repeat("k", n)))
+		check(t, far, withKey(rendering(), strings.Repeat("k", n)))
+	}
+	check(t, r, withKey(offer(), contract.CampaignKey(strings.Repeat("i", 100), "bob@example.com")))
+	inSubject := withKey(rendering(), strings.Repeat("k", 256))
+	inSubject.Data.Event = "X-Dedupe-Key: " + strings.Repeat("x", 100)
+	check(t, r, inSubject)
+
+	keys := rapid.StringMatching(`[!-~]{1,256}`)
+	rapid.Check(t, func(rt *rapid.T) {
+		key := keys.Filter(func(k string) bool { return !strings.Contains(k, "=?") }).Draw(rt, "key")
+		check(rt, rapid.SampledFrom([]*mail.Renderer{r, far}).Draw(rt, "renderer"), withKey(rendering(), key))
 	})
 }
 
