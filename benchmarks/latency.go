@@ -200,17 +200,17 @@ func (l *lab) build(ctx context.Context, mutant string) (target.Binaries, error)
 	return b, err
 }
 
-// findMutant looks among the planted defects, then among the layouts that are no
-// defect of a scenario.
+// findMutant looks among the planted defects.
 func findMutant(name string) (mutants.Mutant, error) {
 	all, err := mutants.All()
 	if err != nil {
 		return mutants.Mutant{}, err
 	}
-	if i := slices.IndexFunc(all, func(m mutants.Mutant) bool { return m.Name == name }); i >= 0 {
-		return all[i], nil
+	i := slices.IndexFunc(all, func(m mutants.Mutant) bool { return m.Name == name })
+	if i < 0 {
+		return mutants.Mutant{}, fmt.Errorf("no planted defect is called %q", name)
 	}
-	return mutants.ReadFile(filepath.Join("mutants", "layouts", name+".patch"))
+	return all[i], nil
 }
 
 // buildBound is how long a build of a layout may take.

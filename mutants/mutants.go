@@ -68,16 +68,6 @@ func All() ([]Mutant, error) {
 	return all, nil
 }
 
-// ReadFile reads one patch that is not among those of [All]: a layout to compare
-// the system with, for example.
-func ReadFile(path string) (Mutant, error) {
-	body, err := os.ReadFile(path)
-	if err != nil {
-		return Mutant{}, fmt.Errorf("reading a patch: %w", err)
-	}
-	return parse(strings.TrimSuffix(filepath.Base(path), ".patch"), body)
-}
-
 // parse reads the header of a patch; everything from the first "--- " line on
 // is the patch itself.
 func parse(name string, body []byte) (Mutant, error) {
