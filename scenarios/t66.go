@@ -19,8 +19,12 @@ const (
 
 	// floodMails is AC6's flood.
 	floodMails = 50_000
-	// floodAccepted is how long the hand-over of them may take.
+	// floodAccepted is what the hand-over of them takes at most on two cores that do
+	// nothing else; it is reported. A slower machine has its flood later, and the
+	// tickets are measured from then on: only one that takes floodTooLate is none
+	// to measure on.
 	floodAccepted = 10 * time.Second
+	floodTooLate  = time.Minute
 	// ac6 is the bound on the tickets' p95.
 	ac6 = 5 * time.Second
 	// floodSamples is the least number of tickets on either side that a p95 is
@@ -182,10 +186,11 @@ func floodOps(h *history.History) (asked, stopped *history.Op) {
 
 const floodAcceptedInvariant = "flood-is-accepted"
 
-// judgeHandOver wants the whole campaign taken within its time, from the first
-// call on. A machine too slow for that makes no flood, and the run says nothing.
+// judgeHandOver wants the whole campaign taken, and tells how long that took from
+// the first call on. That the flood is there while tickets are measured is judged
+// by its queue.
 func judgeHandOver(h *history.History, asked *history.Op, own *ownFindings) {
-	own.check(floodAcceptedInvariant, fmt.Sprintf("%d marketing mails are handed over as one campaign within %s.", floodMails, floodAccepted), 1)
+	own.check(floodAcceptedInvariant, fmt.Sprintf("%d marketing mails are handed over as one campaign, and every one is taken.", floodMails), 1)
 	if asked == nil {
 		own.find(verify.Invalid, floodAcceptedInvariant, "", "no campaign was acknowledged")
 		return
@@ -198,12 +203,12 @@ func judgeHandOver(h *history.History, asked *history.Op, own *ownFindings) {
 		}
 	}
 	took := time.Duration(asked.Return - first)
-	own.measure("hand-over of the campaign", took.Seconds(), "s", fmt.Sprintf("%d mails, %d calls", len(asked.Campaign.Keys), calls))
+	own.measure("hand-over of the campaign", took.Seconds(), "s", fmt.Sprintf("%d mails, %d calls; %s is asked of a machine that does nothing else", len(asked.Campaign.Keys), calls, floodAccepted))
 	// A call that is repeated finds what the one before it had brought.
 	switch n := asked.Campaign.New + asked.Campaign.Known; {
 	case n != floodMails:
 		own.find(verify.Fail, floodAcceptedInvariant, "", fmt.Sprintf("%d mails were handed over, and the system says that it took %d", floodMails, n))
-	case took > floodAccepted:
+	case took > floodTooLate:
 		own.find(verify.Invalid, floodAcceptedInvariant, "", fmt.Sprintf("the hand-over took %s: this machine makes no flood", loadgen.Text(took)))
 	}
 }
