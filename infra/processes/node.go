@@ -73,8 +73,8 @@ func (n *node) Running() bool {
 	return p != nil && p.Running()
 }
 
-// serving reports whether the node runs and is not paused.
-func (n *node) serving() bool {
+// Serving reports whether the node runs and is not paused.
+func (n *node) Serving() bool {
 	p, paused := n.current()
 	return p != nil && p.Running() && !paused
 }

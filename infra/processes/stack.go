@@ -47,7 +47,7 @@ func (s *Stack) Versions() infra.Versions {
 		v.Postgres = s.postgres.version
 	}
 	if s.rabbitmq != nil {
-		v.RabbitMQ = s.rabbitmq.version
+		v.RabbitMQ = s.rabbitmq.Version()
 	}
 	switch k := s.kafka.(type) {
 	case *kafka:

@@ -1,4 +1,4 @@
-package processes
+package rabbitmq
 
 import (
 	"context"
@@ -14,27 +14,23 @@ import (
 	"mailproof/infra"
 )
 
-// memoryLimit of a node, in megabytes: shares of the machine would differ from
-// one machine to the next, and three nodes share it.
-const memoryLimit = "1024MB"
-
 var errNoSuchNode = errors.New("it is no node of this cluster")
 
-func (r *rabbitmq) own(n infra.Node) (*rabbitNode, error) {
-	i := slices.IndexFunc(r.nodes, func(own *rabbitNode) bool { return infra.Node(own) == n })
+func (c *Cluster) own(n infra.Node) (*Member, error) {
+	i := slices.IndexFunc(c.Members, func(m *Member) bool { return infra.Node(m) == n })
 	if i < 0 {
 		return nil, fmt.Errorf("%s: %w", n.Name(), errNoSuchNode)
 	}
-	return r.nodes[i], nil
+	return c.Members[i], nil
 }
 
-func (r *rabbitmq) peers(n *rabbitNode) []*rabbitNode {
-	return slices.DeleteFunc(slices.Clone(r.nodes), func(other *rabbitNode) bool { return other == n })
+func (c *Cluster) peers(n *Member) []*Member {
+	return slices.DeleteFunc(slices.Clone(c.Members), func(other *Member) bool { return other == n })
 }
 
 // eval runs Erlang on a node and returns what it evaluates to, as text.
-func (r *rabbitmq) eval(ctx context.Context, n *rabbitNode, expression string) (string, error) {
-	out, err := r.ctl(ctx, n, "eval", expression)
+func (c *Cluster) eval(ctx context.Context, n *Member, expression string) (string, error) {
+	out, err := c.ctl(ctx, n, "eval", expression)
 	return strings.TrimSpace(string(out)), err
 }
 
@@ -44,45 +40,45 @@ func (r *rabbitmq) eval(ctx context.Context, n *rabbitNode, expression string) (
 // pause_minority would see a partial partition, and pause a node of the
 // majority too; and with the same wrong cookie on both sides they would find
 // together again at once.
-func (r *rabbitmq) CutOff(ctx context.Context, n infra.Node) error {
-	cut, err := r.own(n)
+func (c *Cluster) CutOff(ctx context.Context, n infra.Node) error {
+	cut, err := c.own(n)
 	if err != nil {
 		return fmt.Errorf("cut off: %w", err)
 	}
-	if err := r.setCookies(ctx, cut, "cut_off_here", "cut_off_there"); err != nil {
-		return errors.Join(fmt.Errorf("cut off %s: %w", cut.name, err), r.Rejoin(context.WithoutCancel(ctx), n))
+	if err := c.setCookies(ctx, cut, "cut_off_here", "cut_off_there"); err != nil {
+		return errors.Join(fmt.Errorf("cut off %s: %w", cut.Name(), err), c.Rejoin(context.WithoutCancel(ctx), n))
 	}
-	drop := "lists:foreach(fun(P) -> erlang:disconnect_node(P) end, " + erlangNodes(r.peers(cut)) + ")."
-	if _, err := r.eval(ctx, cut, drop); err != nil {
-		return errors.Join(fmt.Errorf("cut off %s: %w", cut.name, err), r.Rejoin(context.WithoutCancel(ctx), n))
+	drop := "lists:foreach(fun(P) -> erlang:disconnect_node(P) end, " + erlangNodes(c.peers(cut)) + ")."
+	if _, err := c.eval(ctx, cut, drop); err != nil {
+		return errors.Join(fmt.Errorf("cut off %s: %w", cut.Name(), err), c.Rejoin(context.WithoutCancel(ctx), n))
 	}
-	if err := r.awaitAside(ctx, cut); err != nil {
-		return errors.Join(fmt.Errorf("cut off %s: %w", cut.name, err), r.Rejoin(context.WithoutCancel(ctx), n))
+	if err := c.awaitAside(ctx, cut); err != nil {
+		return errors.Join(fmt.Errorf("cut off %s: %w", cut.Name(), err), c.Rejoin(context.WithoutCancel(ctx), n))
 	}
 	return nil
 }
 
 // setCookies tells the node which cookie to use for each peer, and each peer
 // which to use for the node; the empty word is the cluster's own.
-func (r *rabbitmq) setCookies(ctx context.Context, cut *rabbitNode, here, there string) error {
+func (c *Cluster) setCookies(ctx context.Context, cut *Member, here, there string) error {
 	setting, ctx := errgroup.WithContext(ctx)
 	setting.Go(func() error {
-		_, err := r.eval(ctx, cut, setCookie(r.peers(cut), here))
+		_, err := c.eval(ctx, cut, setCookie(c.peers(cut), here))
 		return err
 	})
-	for _, peer := range r.peers(cut) {
+	for _, peer := range c.peers(cut) {
 		if !peer.Running() { // a start reads the cluster's cookie
 			continue
 		}
 		setting.Go(func() error {
-			_, err := r.eval(ctx, peer, setCookie([]*rabbitNode{cut}, there))
+			_, err := c.eval(ctx, peer, setCookie([]*Member{cut}, there))
 			return err
 		})
 	}
 	return setting.Wait()
 }
 
-func setCookie(nodes []*rabbitNode, cookie string) string {
+func setCookie(nodes []*Member, cookie string) string {
 	value := "erlang:get_cookie()"
 	if cookie != "" {
 		value = cookie
@@ -90,43 +86,43 @@ func setCookie(nodes []*rabbitNode, cookie string) string {
 	return "C = " + value + ", lists:foreach(fun(P) -> erlang:set_cookie(P, C) end, " + erlangNodes(nodes) + ")."
 }
 
-func erlangNodes(nodes []*rabbitNode) string {
+func erlangNodes(nodes []*Member) string {
 	names := make([]string, len(nodes))
 	for i, n := range nodes {
-		names[i] = "'" + n.erlang + "'"
+		names[i] = "'" + n.Erlang + "'"
 	}
 	return "[" + strings.Join(names, ",") + "]"
 }
 
 // awaitAside waits until a node has stopped serving by itself.
-func (r *rabbitmq) awaitAside(ctx context.Context, n *rabbitNode) error {
-	ctx, cancel := context.WithTimeout(ctx, stopWait)
+func (c *Cluster) awaitAside(ctx context.Context, n *Member) error {
+	ctx, cancel := context.WithTimeout(ctx, settleBound)
 	defer cancel()
 	for {
-		if r.askNode(ctx, n) != nil && ctx.Err() == nil {
+		if c.Ask(ctx, n) != nil && ctx.Err() == nil {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("it still serves: %w", ctx.Err())
-		case <-time.After(probeEvery):
+		case <-time.After(askEvery):
 		}
 	}
 }
 
 // Rejoin sets the cookies back; the node asks for its peers by itself.
-func (r *rabbitmq) Rejoin(ctx context.Context, n infra.Node) error {
-	cut, err := r.own(n)
+func (c *Cluster) Rejoin(ctx context.Context, n infra.Node) error {
+	cut, err := c.own(n)
 	if err != nil {
 		return fmt.Errorf("rejoin: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, restartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, rejoinBound)
 	defer cancel()
-	if err := r.setCookies(ctx, cut, "", ""); err != nil {
-		return fmt.Errorf("rejoin %s: %w", cut.name, err)
+	if err := c.setCookies(ctx, cut, "", ""); err != nil {
+		return fmt.Errorf("rejoin %s: %w", cut.Name(), err)
 	}
-	if err := r.awaitWhole(ctx); err != nil {
-		return fmt.Errorf("rejoin %s: %w", cut.name, err)
+	if err := c.awaitWhole(ctx); err != nil {
+		return fmt.Errorf("rejoin %s: %w", cut.Name(), err)
 	}
 	return nil
 }
@@ -151,74 +147,80 @@ func (r *rabbitmq) mend(ctx context.Context) error {
 }
 
 // awaitWhole waits until each node serves and sees every other.
-func (r *rabbitmq) awaitWhole(ctx context.Context) error {
+func (c *Cluster) awaitWhole(ctx context.Context) error {
 	for {
-		err := r.whole(ctx)
+		err := c.whole(ctx)
 		if err == nil {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), err)
-		case <-time.After(probeEvery):
+		case <-time.After(askEvery):
 		}
 	}
 }
 
-func (r *rabbitmq) whole(ctx context.Context) error {
-	for _, n := range r.nodes {
-		if err := n.ask(ctx); err != nil {
-			return fmt.Errorf("%s does not serve: %w", n.name, err)
+func (c *Cluster) ask(ctx context.Context, m *Member) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return c.Ask(ctx, m)
+}
+
+func (c *Cluster) whole(ctx context.Context) error {
+	for _, n := range c.Members {
+		if err := c.ask(ctx, n); err != nil {
+			return fmt.Errorf("%s does not serve: %w", n.Name(), err)
 		}
 	}
-	running, err := r.runningNodes(ctx)
-	if err == nil && len(running) != len(r.nodes) {
+	running, err := c.runningNodes(ctx)
+	if err == nil && len(running) != len(c.Members) {
 		err = fmt.Errorf("running: %v", running)
 	}
 	return err
 }
 
 // Alarm sets the watermark of a node's memory to nothing, and back.
-func (r *rabbitmq) Alarm(ctx context.Context, n infra.Node, on bool) error {
-	own, err := r.own(n)
+func (c *Cluster) Alarm(ctx context.Context, n infra.Node, on bool) error {
+	own, err := c.own(n)
 	if err != nil {
 		return fmt.Errorf("memory alarm: %w", err)
 	}
-	limit := []string{"absolute", memoryLimit}
+	limit := []string{"absolute", MemoryLimit}
 	if on {
 		limit = []string{"0"}
 	}
-	if _, err := r.ctl(ctx, own, append([]string{"set_vm_memory_high_watermark"}, limit...)...); err != nil {
-		return fmt.Errorf("memory alarm of %s: %w", own.name, err)
+	if _, err := c.ctl(ctx, own, append([]string{"set_vm_memory_high_watermark"}, limit...)...); err != nil {
+		return fmt.Errorf("memory alarm of %s: %w", own.Name(), err)
 	}
 	return nil
 }
 
 // MoveLeader asks the leader to hand over. It may refuse while the next one is
 // behind, and is asked again.
-func (r *rabbitmq) MoveLeader(ctx context.Context, vhost, queue string, to infra.Node) error {
-	next, err := r.own(to)
+func (c *Cluster) MoveLeader(ctx context.Context, vhost, queue string, to infra.Node) error {
+	next, err := c.own(to)
 	if err != nil {
 		return fmt.Errorf("leader of queue %s: %w", queue, err)
 	}
 	expression := fmt.Sprintf(`{ok, Q} = %s,
 		{Name, _} = amqqueue:get_pid(Q),
-		ra:transfer_leadership(ra_leaderboard:lookup_leader(Name), {Name, '%s'}).`, lookup(vhost, queue), next.erlang)
-	ctx, cancel := context.WithTimeout(ctx, stopWait)
+		ra:transfer_leadership(ra_leaderboard:lookup_leader(Name), {Name, '%s'}).`, lookup(vhost, queue), next.Erlang)
+	ctx, cancel := context.WithTimeout(ctx, settleBound)
 	defer cancel()
 	for {
-		said, err := r.ctlAny(ctx, "eval", expression)
+		said, err := c.ctlAny(ctx, "eval", expression)
 		if err != nil {
-			return fmt.Errorf("leader of queue %s to %s: %w", queue, next.name, err)
+			return fmt.Errorf("leader of queue %s to %s: %w", queue, next.Name(), err)
 		}
-		leader, err := r.Leader(ctx, vhost, queue)
+		leader, err := c.Leader(ctx, vhost, queue)
 		if err == nil && leader == to {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("leader of queue %s to %s: the broker says %s: %w", queue, next.name, strings.TrimSpace(string(said)), ctx.Err()), err)
-		case <-time.After(probeEvery):
+			return errors.Join(fmt.Errorf("leader of queue %s to %s: the broker says %s: %w", queue, next.Name(), strings.TrimSpace(string(said)), ctx.Err()), err)
+		case <-time.After(askEvery):
 		}
 	}
 }
@@ -230,8 +232,8 @@ func (r *rabbitmq) MoveLeader(ctx context.Context, vhost, queue string, to infra
 // Nothing gentler makes a broker cancel the consumers of a quorum queue that
 // goes on: they outlive its leaders, and on RabbitMQ 3.10 to 4.2 a consumer that
 // is late costs its channel.
-func (r *rabbitmq) CancelConsumers(ctx context.Context, vhost, queue string) (int, error) {
-	said, err := r.ctlAny(ctx, "eval", fmt.Sprintf(`{ok, Q} = %s,
+func (c *Cluster) CancelConsumers(ctx context.Context, vhost, queue string) (int, error) {
+	said, err := c.ctlAny(ctx, "eval", fmt.Sprintf(`{ok, Q} = %s,
 		{Name, _} = amqqueue:get_pid(Q),
 		Leader = ra_leaderboard:lookup_leader(Name),
 		Told = {<<"x-cancel-on-ha-failover">>, bool, true},
@@ -255,12 +257,4 @@ func (r *rabbitmq) CancelConsumers(ctx context.Context, vhost, queue string) (in
 		return 0, fmt.Errorf("cancel the consumers of queue %s: the broker says %q", queue, said)
 	}
 	return n, nil
-}
-
-// lookup is Erlang that evaluates to {ok, Queue} or {error, not_found}.
-func lookup(vhost, queue string) string {
-	if vhost == "" {
-		vhost = "/"
-	}
-	return fmt.Sprintf("rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s))", erlangBinary(vhost), erlangBinary(queue))
 }
