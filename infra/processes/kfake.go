@@ -8,6 +8,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"mailproof/infra"
+	broker "mailproof/infra/kafka"
 )
 
 // kfakeCluster stands in for Kafka inside this process where Java or Kafka's
@@ -50,7 +51,7 @@ func (k *kfakeCluster) Brokers() []string { return k.cluster.ListenAddrs() }
 func (*kfakeCluster) Kind() string { return "kfake" }
 
 func (k *kfakeCluster) CreateTopic(ctx context.Context, name string, partitions int) error {
-	return createTopic(ctx, k.Brokers(), name, partitions)
+	return broker.CreateTopic(ctx, k.Brokers(), name, partitions)
 }
 
 func (*kfakeCluster) Name() string { return "kafka" }

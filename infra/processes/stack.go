@@ -44,14 +44,14 @@ func (s *Stack) Kafka() infra.Kafka { return s.kafka }
 func (s *Stack) Versions() infra.Versions {
 	v := infra.Versions{Provider: "processes"}
 	if s.postgres != nil {
-		v.Postgres = s.postgres.version
+		v.Postgres = s.postgres.Version()
 	}
 	if s.rabbitmq != nil {
 		v.RabbitMQ = s.rabbitmq.Version()
 	}
 	switch k := s.kafka.(type) {
 	case *kafka:
-		v.Kafka, v.KafkaKind = k.version, k.Kind()
+		v.Kafka, v.KafkaKind = k.Version(), k.Kind()
 	case *kfakeCluster:
 		v.Kafka, v.KafkaKind = k.version, k.Kind()
 	}

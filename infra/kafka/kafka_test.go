@@ -1,4 +1,4 @@
-package processes
+package kafka
 
 import (
 	"testing"
@@ -13,7 +13,7 @@ func TestClusterIDIsNoOption(t *testing.T) {
 	t.Parallel()
 	drawn := []uuid.UUID{{0xf8}, {0xfb, 0xff}, {0x40, 1}} // -AAAA…, -_8AA…, QAEAA…
 	draws := 0
-	id := clusterID(func() uuid.UUID { draws++; return drawn[draws-1] })
+	id := ClusterID(func() uuid.UUID { draws++; return drawn[draws-1] })
 	require.Equal(t, 3, draws)
 	require.Equal(t, "QAEAAAAAAAAAAAAAAAAAAA", id)
 }
