@@ -11,6 +11,7 @@ import (
 
 	"mailproof/infra/guardian"
 	broker "mailproof/infra/kafka"
+	"mailproof/infra/ports"
 )
 
 // kafka is one process that is broker and controller.
@@ -18,12 +19,12 @@ type kafka struct {
 	*broker.Broker
 }
 
-func startKafka(ctx context.Context, e *environment, ports *ports) (*kafka, error) {
-	client, err := ports.next()
+func startKafka(ctx context.Context, e *environment, choose *ports.Chooser) (*kafka, error) {
+	client, err := choose.Next()
 	if err != nil {
 		return nil, err
 	}
-	controller, err := ports.next()
+	controller, err := choose.Next()
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mailproof/infra/guardian"
+	"mailproof/infra/ports"
 	server "mailproof/infra/postgres"
 )
 
@@ -21,12 +22,12 @@ type postgres struct {
 	data string
 }
 
-func startPostgres(ctx context.Context, e *environment, ports *ports) (*postgres, error) {
+func startPostgres(ctx context.Context, e *environment, choose *ports.Chooser) (*postgres, error) {
 	owner, err := userFor("postgres") // initdb and postgres refuse root
 	if err != nil {
 		return nil, err
 	}
-	port, err := ports.next()
+	port, err := choose.Next()
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"mailproof/infra"
 	"mailproof/infra/guardian"
 	"mailproof/infra/infratest"
+	"mailproof/infra/ports"
 	"mailproof/internal/setup"
 )
 
@@ -150,9 +151,9 @@ func TestFreshPorts(t *testing.T) {
 	t.Run("a port was taken", func(t *testing.T) {
 		t.Parallel()
 		tries := 0
-		got, err := withFreshPorts(t.Context(), e, "part", func(_ context.Context, _ *environment, p *ports) (int, error) {
+		got, err := withFreshPorts(t.Context(), e, "part", func(_ context.Context, _ *environment, p *ports.Chooser) (int, error) {
 			tries++
-			port, err := p.next()
+			port, err := p.Next()
 			require.NoError(t, err)
 			if tries > 1 {
 				return port, nil
@@ -169,30 +170,15 @@ func TestFreshPorts(t *testing.T) {
 	t.Run("another error", func(t *testing.T) {
 		t.Parallel()
 		tries := 0
-		_, err := withFreshPorts(t.Context(), e, "part", func(_ context.Context, _ *environment, p *ports) (int, error) {
+		_, err := withFreshPorts(t.Context(), e, "part", func(_ context.Context, _ *environment, p *ports.Chooser) (int, error) {
 			tries++
-			_, err := p.next()
+			_, err := p.Next()
 			require.NoError(t, err)
 			return 0, errors.New("broken")
 		})
 		require.ErrorContains(t, err, "start part: broken")
 		require.Equal(t, 1, tries)
 	})
-}
-
-func TestPortsLieBelowSourcePorts(t *testing.T) {
-	t.Parallel()
-	low := lowestSourcePort()
-	p := &ports{}
-	seen := map[int]bool{}
-	for range 50 {
-		port, err := p.next()
-		require.NoError(t, err)
-		require.Less(t, port, low)
-		require.GreaterOrEqual(t, port, lowestPort)
-		require.False(t, seen[port], "port %d twice", port)
-		seen[port] = true
-	}
 }
 
 // Postgres' shared memory outlives a SIGKILL, and a machine has few segments.

@@ -28,6 +28,7 @@ import (
 
 	"mailproof/infra"
 	"mailproof/infra/guardian"
+	"mailproof/infra/ports"
 	"mailproof/internal/setup"
 )
 
@@ -135,8 +136,8 @@ func (p *Provider) start(ctx context.Context, g *guardian.Guardian, spec infra.S
 	}
 	if spec.RabbitMQ {
 		parts.Go(func() (err error) {
-			s.rabbitmq, err = withFreshPorts(ctx, e, "rabbitmq", func(ctx context.Context, e *environment, ports *ports) (*rabbitmq, error) {
-				return startRabbitMQ(ctx, e, ports, spec.RabbitNodes)
+			s.rabbitmq, err = withFreshPorts(ctx, e, "rabbitmq", func(ctx context.Context, e *environment, choose *ports.Chooser) (*rabbitmq, error) {
+				return startRabbitMQ(ctx, e, choose, spec.RabbitNodes)
 			})
 			return err
 		})
@@ -181,17 +182,17 @@ func (e *environment) log(node string) string { return filepath.Join(e.logs, nod
 // withFreshPorts starts a part, and again on other ports when one of those it
 // was given turned out to be taken: no reservation can bridge the moment between
 // choosing a port and a server's bind.
-func withFreshPorts[T any](ctx context.Context, e *environment, name string, start func(context.Context, *environment, *ports) (T, error)) (T, error) {
+func withFreshPorts[T any](ctx context.Context, e *environment, name string, start func(context.Context, *environment, *ports.Chooser) (T, error)) (T, error) {
 	for try := 1; ; try++ {
 		e.progress(name, "starting")
 		began := time.Now()
-		chosen := &ports{}
+		chosen := &ports.Chooser{}
 		part, err := start(ctx, e, chosen)
 		if err == nil {
 			e.progress(name, fmt.Sprintf("ready after %.1f s", time.Since(began).Seconds()))
 			return part, nil
 		}
-		if try == startTries || ctx.Err() != nil || !chosen.taken() {
+		if try == startTries || ctx.Err() != nil || !chosen.Taken() {
 			return part, fmt.Errorf("start %s: %w", name, err)
 		}
 		e.progress(name, "a port was taken meanwhile, once more on others")

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mailproof/infra/guardian"
+	"mailproof/infra/ports"
 	cluster "mailproof/infra/rabbitmq"
 )
 
@@ -28,12 +29,12 @@ type rabbitmq struct {
 	env      []string // of rabbitmqctl
 }
 
-func startRabbitMQ(ctx context.Context, e *environment, ports *ports, size int) (_ *rabbitmq, err error) {
+func startRabbitMQ(ctx context.Context, e *environment, choose *ports.Chooser, size int) (_ *rabbitmq, err error) {
 	owner, err := userFor("rabbitmq")
 	if err != nil {
 		return nil, err
 	}
-	epmd, err := ports.next()
+	epmd, err := choose.Next()
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +73,7 @@ func startRabbitMQ(ctx context.Context, e *environment, ports *ports, size int) 
 		}
 	}()
 	for i := range size {
-		if err := r.add(e, ports, folder, cookie, i+1, erlang); err != nil {
+		if err := r.add(e, choose, folder, cookie, i+1, erlang); err != nil {
 			return nil, err
 		}
 	}
@@ -149,12 +150,12 @@ func startEpmd(ctx context.Context, e *environment, port int, owner *guardian.Us
 }
 
 // add prepares node i, without its configuration, which names others.
-func (r *rabbitmq) add(e *environment, ports *ports, folder, cookie string, i int, erlang []string) error {
-	port, err := ports.next()
+func (r *rabbitmq) add(e *environment, choose *ports.Chooser, folder, cookie string, i int, erlang []string) error {
+	port, err := choose.Next()
 	if err != nil {
 		return err
 	}
-	distribution, err := ports.next()
+	distribution, err := choose.Next()
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,5 @@
-package processes
+// Package ports chooses free TCP ports on loopback.
+package ports
 
 import (
 	"fmt"
@@ -8,13 +9,13 @@ import (
 	"strconv"
 )
 
-// ports chooses free TCP ports on loopback.
+// Chooser chooses free TCP ports on loopback, each once.
 //
 // They lie below the range out of which the kernel takes source ports. A server
 // that is killed must find its port free when it comes back; inside that range
 // a client that dials the dead server may be given that very port, and even
 // connect to itself.
-type ports struct {
+type Chooser struct {
 	chosen []int
 }
 
@@ -23,7 +24,8 @@ const (
 	portTries  = 200
 )
 
-func (p *ports) next() (int, error) {
+// Next is a port that nobody listens on.
+func (p *Chooser) Next() (int, error) {
 	low := lowestSourcePort()
 	for range portTries {
 		port := lowestPort + rand.IntN(low-lowestPort)
@@ -35,7 +37,7 @@ func (p *ports) next() (int, error) {
 	return 0, fmt.Errorf("no free port on loopback between %d and %d after %d tries", lowestPort, low, portTries)
 }
 
-func (p *ports) has(port int) bool {
+func (p *Chooser) has(port int) bool {
 	for _, c := range p.chosen {
 		if c == port {
 			return true
@@ -44,9 +46,9 @@ func (p *ports) has(port int) bool {
 	return false
 }
 
-// taken reports whether somebody else holds one of the chosen ports; to be
+// Taken reports whether somebody else holds one of the chosen ports; to be
 // asked after the server that was to use them is gone.
-func (p *ports) taken() bool {
+func (p *Chooser) Taken() bool {
 	for _, c := range p.chosen {
 		if !isFree(c) {
 			return true
