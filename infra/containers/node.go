@@ -91,9 +91,9 @@ func (e *environment) add(ctx context.Context, v server, probe func(context.Cont
 		testcontainers.WithCmd(),
 		testcontainers.WithEnv(v.env),
 		testcontainers.WithLogConsumers(n),
+		testcontainers.WithExposedPorts(port.String()),
 		testcontainers.WithConfigModifier(func(c *container.Config) {
 			c.User, c.Hostname, c.StopSignal = v.user, v.name, v.stopSignal
-			c.ExposedPorts = apinetwork.PortSet{port: struct{}{}}
 		}),
 		testcontainers.WithHostConfigModifier(func(h *container.HostConfig) {
 			h.PortBindings = apinetwork.PortMap{port: {{HostIP: netip.MustParseAddr("127.0.0.1"), HostPort: strconv.Itoa(v.onHost)}}}

@@ -335,7 +335,7 @@ func (c *Cluster) Leader(ctx context.Context, vhost, queue string) (infra.Node, 
 	if err != nil {
 		return nil, fmt.Errorf("leader of queue %s: %w", queue, err)
 	}
-	said := strings.TrimSpace(string(out))
+	said := strings.Trim(strings.TrimSpace(string(out)), "'") // Erlang quotes a name with a hyphen
 	for _, m := range c.Members {
 		if m.Erlang == said {
 			return m, nil
