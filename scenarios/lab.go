@@ -23,7 +23,7 @@ import (
 	"mailproof/history"
 	"mailproof/history/wal"
 	"mailproof/infra"
-	"mailproof/infra/processes"
+	"mailproof/infra/provider"
 	"mailproof/internal/setup"
 	"mailproof/target"
 )
@@ -34,6 +34,8 @@ type LabConfig struct {
 	LogDir string
 	// Kafka is apache, kfake, or auto: the stand-in only where it must be.
 	Kafka string
+	// Provider of the parts, by its name in package provider; "" is auto.
+	Provider string
 	// Overlay is a "go build -overlay" file for the system under test.
 	Overlay string
 	// Env are variables of the system's processes, "NAME=value".
@@ -65,6 +67,13 @@ func StartLab(ctx context.Context, cfg LabConfig) (*RealLab, error) {
 	case cfg.Kafka == "apache" && (paths.Java == "" || paths.KafkaLib == ""):
 		return nil, errors.New("--kafka apache: Java or Kafka's jars are missing; run \"mailproof setup\"")
 	}
+	parts, err := provider.SelectAt(cfg.Provider, paths)
+	switch {
+	case err != nil:
+		return nil, err
+	case cfg.Kafka == "kfake" && parts.Name() != provider.Processes:
+		return nil, errors.New("--kafka kfake: the stand-in runs beside processes only")
+	}
 	lab := &RealLab{env: map[string]string{}, overlay: cfg.Overlay}
 	for _, e := range cfg.Env {
 		name, value, _ := strings.Cut(e, "=")
@@ -73,7 +82,7 @@ func StartLab(ctx context.Context, cfg LabConfig) (*RealLab, error) {
 	both, bothCtx := errgroup.WithContext(ctx)
 	both.Go(func() error { return lab.findBinaries(bothCtx, cfg) })
 	both.Go(func() (err error) {
-		lab.stack, err = processes.New(paths).Start(bothCtx, infra.Spec{LogDir: cfg.LogDir, Progress: cfg.Progress})
+		lab.stack, err = parts.Start(bothCtx, infra.Spec{LogDir: cfg.LogDir, Progress: cfg.Progress})
 		return err
 	})
 	if err := both.Wait(); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"mailproof/history"
+	"mailproof/infra/provider"
 	"mailproof/reports"
 	"mailproof/scenarios"
 	"mailproof/verify"
@@ -30,6 +31,7 @@ type chaosFlags struct {
 	unplug     []string
 	noTraffic  bool
 	kafka      string
+	provider   string
 	overlay    string
 	env        []string
 	command    string // that runs it again, when it is no chaos command
@@ -74,6 +76,7 @@ The harness's tests of itself, each of which must come out invalid:
 	flags.StringArrayVar(&f.unplug, "unplug", nil, "self-test: this fault's injection does nothing")
 	flags.BoolVar(&f.noTraffic, "no-traffic", false, "self-test: no client makes an operation")
 	flags.StringVar(&f.kafka, "kafka", "auto", "apache, kfake, or auto: the stand-in only where Java or Kafka's jars are missing")
+	flags.StringVar(&f.provider, "provider", provider.Auto, "processes, containers (by a Docker engine), or auto: containers only where the servers are missing")
 	flags.StringVar(&f.overlay, "overlay", "", "build the system under test with this \"go build -overlay\" file (a planted defect)")
 	flags.StringArrayVar(&f.env, "env", nil, "NAME=value for the processes of the system under test, such as NOTIFYD_SWEEPER=off")
 	return cmd
@@ -102,6 +105,9 @@ func (f chaosFlags) again(binary string, cells ...string) string {
 	}
 	if f.kafka != "auto" {
 		words = append(words, "--kafka", f.kafka)
+	}
+	if f.provider != "" && f.provider != provider.Auto {
+		words = append(words, "--provider", f.provider)
 	}
 	if f.overlay != "" {
 		words = append(words, "--overlay", f.overlay)
@@ -153,7 +159,7 @@ func runScenarios(ctx context.Context, binary string, f chaosFlags, chosen []sce
 	show := newProgress(out, chosen)
 	show.start(f.seed, dir, f.again(binary))
 	lab, err := scenarios.StartLab(ctx, scenarios.LabConfig{
-		LogDir: filepath.Join(dir, "nodes"), Kafka: f.kafka, Overlay: f.overlay, Env: f.env, Progress: show.Part,
+		LogDir: filepath.Join(dir, "nodes"), Kafka: f.kafka, Provider: f.provider, Overlay: f.overlay, Env: f.env, Progress: show.Part,
 	})
 	if err != nil {
 		return "", err

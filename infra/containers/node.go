@@ -265,6 +265,15 @@ func (n *node) Pause(ctx context.Context) error {
 func (n *node) Resume(ctx context.Context) error {
 	n.acting.Lock()
 	defer n.acting.Unlock()
+	state, err := n.inspect(ctx)
+	switch {
+	case err != nil:
+		return fmt.Errorf("resume %s: %w", n.name, err)
+	case !state.Running:
+		return fmt.Errorf("resume %s: it does not run", n.name)
+	case !state.Paused:
+		return nil // the engine would call it an error
+	}
 	return n.unpause(ctx)
 }
 

@@ -82,6 +82,26 @@ func (s *Stack) Guard(pid int) error {
 	return s.guardian.Guard(ctx, pid)
 }
 
+// Mend starts, resumes and joins what is not whole.
+func (s *Stack) Mend(ctx context.Context) error {
+	s.mu.Lock()
+	nodes := make([]infra.Node, len(s.nodes))
+	for i, n := range s.nodes {
+		nodes[i] = n
+	}
+	s.mu.Unlock()
+	if err := infra.MendNodes(ctx, nodes...); err != nil {
+		return fmt.Errorf("mend the stack: %w", err)
+	}
+	if s.rabbitmq == nil {
+		return nil
+	}
+	if err := s.rabbitmq.Mend(ctx); err != nil {
+		return fmt.Errorf("mend the stack: %w", err)
+	}
+	return nil
+}
+
 // Stop removes every container, its data and the network, and ends the guarded
 // processes.
 func (s *Stack) Stop(ctx context.Context) error {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sync/errgroup"
-
 	"mailproof/infra"
 	"mailproof/infra/guardian"
 )
@@ -79,27 +77,16 @@ func (s *Stack) Mend(ctx context.Context) error {
 	if s.rabbitmq != nil {
 		nodes = append(nodes, s.rabbitmq.Nodes()...)
 	}
-	mending, mendCtx := errgroup.WithContext(ctx)
-	for _, n := range nodes {
-		mending.Go(func() error { return mend(mendCtx, n) })
-	}
-	if err := mending.Wait(); err != nil {
+	if err := infra.MendNodes(ctx, nodes...); err != nil {
 		return fmt.Errorf("mend the stack: %w", err)
 	}
 	if s.rabbitmq == nil {
 		return nil
 	}
-	if err := s.rabbitmq.mend(ctx); err != nil {
+	if err := s.rabbitmq.Mend(ctx); err != nil {
 		return fmt.Errorf("mend the stack: %w", err)
 	}
 	return nil
-}
-
-func mend(ctx context.Context, n infra.Node) error {
-	if !n.Running() {
-		return n.Restart(ctx)
-	}
-	return n.Resume(ctx)
 }
 
 // Stop ends every node and every guarded process, and removes the data.

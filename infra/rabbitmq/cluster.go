@@ -327,8 +327,8 @@ func (c *Cluster) queuesNodeByNode(ctx context.Context, list []string) ([]infra.
 	return slices.Concat(found...), nil
 }
 
-// Leader of a quorum queue, as the members themselves know it. The cluster's
-// tables, and with them list_queues, learn of a leader's end by SIGSTOP only
+// Leader of a quorum queue, as the members themselves know it; of a classic queue
+// the node that it is on. The cluster's tables, and with them list_queues, learn of a leader's end by SIGSTOP only
 // when the net tick time of 60 s is over; the members elect the next in 10 s.
 func (c *Cluster) Leader(ctx context.Context, vhost, queue string) (infra.Node, error) {
 	out, err := c.ctlAny(ctx, "eval", leaderExpression(vhost, queue))
@@ -349,8 +349,10 @@ func (c *Cluster) Leader(ctx context.Context, vhost, queue string) (infra.Node, 
 func leaderExpression(vhost, queue string) string {
 	return fmt.Sprintf(`case %s of
 		{ok, Q} ->
-			{Name, _} = amqqueue:get_pid(Q),
-			case ra_leaderboard:lookup_leader(Name) of {_, Leader} -> Leader; _ -> unknown end;
+			case amqqueue:get_pid(Q) of
+				{Name, _} -> case ra_leaderboard:lookup_leader(Name) of {_, Leader} -> Leader; _ -> unknown end;
+				Classic -> node(Classic)
+			end;
 		{error, Why} -> Why
 	end.`, lookup(vhost, queue))
 }

@@ -127,23 +127,24 @@ func (c *Cluster) Rejoin(ctx context.Context, n infra.Node) error {
 	return nil
 }
 
-// mend ends alarms and cuts, and waits until the cluster is whole.
-func (r *rabbitmq) mend(ctx context.Context) error {
+// Mend ends alarms and cuts, and waits until the cluster is whole. Every node
+// must run.
+func (c *Cluster) Mend(ctx context.Context) error {
 	mending, mendCtx := errgroup.WithContext(ctx)
-	for _, n := range r.nodes {
+	for _, m := range c.Members {
 		mending.Go(func() error {
-			if _, err := r.eval(mendCtx, n, setCookie(r.peers(n), "")); err != nil {
-				return fmt.Errorf("%s: %w", n.name, err)
+			if _, err := c.eval(mendCtx, m, setCookie(c.peers(m), "")); err != nil {
+				return fmt.Errorf("%s: %w", m.Name(), err)
 			}
-			return r.Alarm(mendCtx, n, false)
+			return c.Alarm(mendCtx, m, false)
 		})
 	}
 	if err := mending.Wait(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, restartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, rejoinBound)
 	defer cancel()
-	return r.awaitWhole(ctx)
+	return c.awaitWhole(ctx)
 }
 
 // awaitWhole waits until each node serves and sees every other.
