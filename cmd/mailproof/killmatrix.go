@@ -134,9 +134,9 @@ func (x killMatrix) text() string {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleRounded)
 	t.Style().Format.Header = text.FormatDefault
-	t.AppendHeader(table.Row{"defect", "scenario", "must be found by", "result", "s"})
+	t.AppendHeader(table.Row{"defect", "scenario", "must be found by", "result"})
 	for _, k := range x {
-		t.AppendRow(table.Row{k.mutant.Name, k.mutant.Scenario, k.mutant.Invariant, k.result, fmt.Sprintf("%.0f", k.seconds)})
+		t.AppendRow(table.Row{k.mutant.Name, k.mutant.Scenario, k.mutant.Invariant, k.result})
 	}
 	var b strings.Builder
 	b.WriteString(t.Render() + "\n")
