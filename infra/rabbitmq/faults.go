@@ -127,24 +127,35 @@ func (c *Cluster) Rejoin(ctx context.Context, n infra.Node) error {
 	return nil
 }
 
-// Mend ends alarms and cuts, and waits until the cluster is whole. Every node
-// must run.
+// Mend undoes cuts, waits until the cluster is whole, and ends alarms: a node that
+// has stepped aside takes no order about its memory. Every node must run.
 func (c *Cluster) Mend(ctx context.Context) error {
-	mending, mendCtx := errgroup.WithContext(ctx)
-	for _, m := range c.Members {
-		mending.Go(func() error {
-			if _, err := c.eval(mendCtx, m, setCookie(c.peers(m), "")); err != nil {
-				return fmt.Errorf("%s: %w", m.Name(), err)
-			}
-			return c.Alarm(mendCtx, m, false)
-		})
-	}
-	if err := mending.Wait(); err != nil {
+	whole, cancel := context.WithTimeout(ctx, rejoinBound)
+	defer cancel()
+	if err := c.each(whole, func(ctx context.Context, m *Member) error {
+		_, err := c.eval(ctx, m, setCookie(c.peers(m), ""))
+		return err
+	}); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, rejoinBound)
-	defer cancel()
-	return c.awaitWhole(ctx)
+	if err := c.awaitWhole(whole); err != nil {
+		return err
+	}
+	return c.each(ctx, func(ctx context.Context, m *Member) error { return c.Alarm(ctx, m, false) })
+}
+
+// each acts on all members side by side.
+func (c *Cluster) each(ctx context.Context, act func(context.Context, *Member) error) error {
+	acting, ctx := errgroup.WithContext(ctx)
+	for _, m := range c.Members {
+		acting.Go(func() error {
+			if err := act(ctx, m); err != nil {
+				return fmt.Errorf("%s: %w", m.Name(), err)
+			}
+			return nil
+		})
+	}
+	return acting.Wait()
 }
 
 // awaitWhole waits until each node serves and sees every other.
