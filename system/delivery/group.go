@@ -108,7 +108,9 @@ func (s *Store) claimGroup(ctx context.Context, ids []uuid.UUID) ([]*Claim, erro
 		}
 		ended, err := s.group(ctx, scanRow, s.statement(sql), keys(left))
 		if err != nil {
-			return nil, fmt.Errorf("end %d rows: %w", len(left), err)
+			// What was won is committed, and its workers must hear of it: nobody
+			// else holds those rows. The others, asked for alone, hear the error.
+			break
 		}
 		for _, r := range ended {
 			out[left[r.ID]] = &Claim{Status: r.Status, Token: r.Token, Attempts: r.Attempts}

@@ -1,11 +1,15 @@
 package delivery
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 )
@@ -65,6 +69,41 @@ func TestGroupAnswersEachWorker(t *testing.T) {
 	require.NoError(t, workers.Wait())
 	_, err := g.Claim(t.Context(), uuid.New())
 	require.ErrorIs(t, err, ErrNoRow)
+}
+
+// failing is a database that refuses one statement.
+type failing struct {
+	DB
+	name string
+}
+
+func (f failing) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if strings.HasPrefix(sql, "-- "+f.name+"\n") {
+		return nil, errors.New("canceling statement due to statement timeout")
+	}
+	return f.DB.Query(ctx, sql, args...)
+}
+
+// A claim that was won is committed: its worker must hear of it, also when the
+// statements that end the other rows fail. Otherwise nobody would hold the row,
+// and a mail that must not double would become UNKNOWN without ever being sent.
+func TestGroupKeepsWhatItWon(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"cancel_campaign_group", "expire_group"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, Hold)
+			s := *b.Store
+			s.db = failing{b.pool, name}
+			free, taken := b.ticket("free"), b.ticket("taken")
+			b.claim(taken)
+			claims, err := s.claimGroup(t.Context(), []uuid.UUID{taken, free})
+			require.NoError(t, err)
+			require.Nil(t, claims[0], "to be asked for alone")
+			require.NotNil(t, claims[1])
+			require.NotNil(t, claims[1].Row)
+		})
+	}
 }
 
 // C-14, OB-11: the mails of a stopped campaign, and those whose time is over, are
