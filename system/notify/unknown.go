@@ -148,6 +148,6 @@ func AskOffline(ctx context.Context, cfg config.Config, log *slog.Logger, do fun
 	if err != nil {
 		return err
 	}
-	defer s.pool.Close()
+	defer s.close()
 	return do(ctx, Offline{s})
 }

@@ -22,8 +22,8 @@ import (
 // The list proves a copy by showing it. It proves absence only when it was read
 // back past the first claim, by Skew for clocks that differ, or to its end: the
 // answer is then complete over the whole time in which a copy could have come,
-// up to now. A page that cannot be read, a mail of the recipient that cannot, and
-// more than MaxPages pages are errors, and prove nothing.
+// up to now. A page that cannot be read, a mail of the recipient that cannot or
+// that carries no tag, and more than MaxPages pages are errors, and prove nothing.
 //
 // It reads with the key that sends, so that both see the same account.
 type ResendList struct {
@@ -95,7 +95,7 @@ func (l *ResendList) Lookup(ctx context.Context, row delivery.Row) (Page, error)
 		for _, m := range p.Data {
 			at, err := resendTime(m.CreatedAt)
 			if err != nil || m.ID == "" {
-				return Page{}, fmt.Errorf("a mail of the list has no id or no time: %w", err)
+				return Page{}, errors.New("a mail of the list has no id or no time")
 			}
 			if at.Before(from) {
 				return Page{Reach: everReaches}, nil
@@ -118,7 +118,7 @@ func (l *ResendList) Lookup(ctx context.Context, row delivery.Row) (Page, error)
 
 // isOf reports whether a listed mail is the row's.
 func (l *ResendList) isOf(ctx context.Context, m resendMail, row delivery.Row) (bool, error) {
-	ours := false
+	ours := len(m.To) == 0 // it does not say: it may be
 	for _, to := range m.To {
 		// However it is written: an address that is overlooked would be a false
 		// proof of absence, one too many costs a request.
@@ -135,11 +135,13 @@ func (l *ResendList) isOf(ctx context.Context, m resendMail, row delivery.Row) (
 		return false, errors.New("the answer is about another mail")
 	}
 	for _, t := range whole.Tags {
-		if t.Name == l.cfg.Tag && t.Value == l.cfg.ValueOf(row.DedupeKey) {
-			return true, nil
+		if t.Name == l.cfg.Tag {
+			return t.Value == l.cfg.ValueOf(row.DedupeKey), nil
 		}
 	}
-	return false, nil
+	// Its bytes may be older than the tag, or the answer leaves tags out: to take
+	// it for another's would be a false proof of absence.
+	return false, errors.New("a mail to the recipient has no tag that says whose it is")
 }
 
 func (l *ResendList) get(ctx context.Context, path string, into any) error {

@@ -113,6 +113,9 @@ func TestListThatIsNotWholeProvesNothing(t *testing.T) {
 		"its mail cannot be read":       {list: page("false", entry("1", "ann@x.test", now)), whole: "-"},
 		"its mail is another":           {list: page("false", entry("1", "ann@x.test", now)), whole: `{"id":"2"}`},
 		"its mail has another's tag":    {list: page("false", entry("1", "ann@x.test", now)), whole: `{"id":"1","tags":[{"name":"dedupe","value":"x"}]}`, reach: true},
+		"its mail has no such tag":      {list: page("false", entry("1", "ann@x.test", now)), whole: `{"id":"1","tags":[{"name":"other","value":"x"}]}`},
+		"its mail does not tell tags":   {list: page("false", entry("1", "ann@x.test", now)), whole: `{"id":"1"}`},
+		"does not say to whom":          {list: page("false", `{"id":"1","created_at":"`+now.UTC().Format(time.RFC3339)+`"}`), whole: "-"},
 		"a mail to somebody else's son": {list: page("false", entry("1", "Ann <ANN@x.test>", now)), whole: "-"},
 	} {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
