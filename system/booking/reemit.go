@@ -15,18 +15,19 @@ import (
 // leftoversSQL pages through the bookings by their key: it is asked by a person,
 // rarely, and an index over the status would end heap-only updates. A booking is
 // left over when it was cancelled and the mail service has not said what became
-// of its mail. A scalar subquery, which is a look into the index for each row: as
+// of its mail. That a mail came back is an answer: it had been sent, and the event
+// outweighs the one that says so to the cancel. A scalar subquery, which is a look into the index for each row: as
 // EXISTS the planner may read all mails for one page.
 const leftoversSQL = `
 SELECT b.id, b.status = 'CANCELLED' AND b.updated_at < now() - $3 * interval '1 microsecond'
-  AND NOT coalesce((SELECT m.event_type IN ('EmailCancelled', 'EmailCancelTooLate') FROM booking_mails m
+  AND NOT coalesce((SELECT m.event_type IN ('EmailCancelled', 'EmailCancelTooLate', 'EmailBounced') FROM booking_mails m
     WHERE m.dedupe_key = 'ticket:' || b.id || CASE WHEN b.generation > 1 THEN ':v' || b.generation ELSE '' END), false)
 FROM bookings b WHERE b.id > $1 ORDER BY b.id LIMIT $2`
 
 const leftoversPage = 1000
 
 // Leftovers lists bookings that were cancelled at least age ago and of whose mail
-// nobody has said that it is cancelled, or that it was too late.
+// nobody has said that it is cancelled, that it was too late, or that it came back.
 func (s *Service) Leftovers(ctx context.Context, age time.Duration) ([]string, error) {
 	var found []string
 	for after := ""; ; {

@@ -70,13 +70,15 @@ FROM generate_series(1, 2 * $1::int + 10) AS i`, leftoversPage)
 	require.NoError(t, err)
 	_, err = f.pool.Exec(ctx, `INSERT INTO booking_mails (dedupe_key, booking_id, generation, event_type, version, occurred_at)
 SELECT 'ticket:' || id || CASE generation WHEN 1 THEN '' ELSE ':v2' END, id, generation,
-  CASE WHEN id LIKE '%2' THEN 'EmailSent' WHEN id LIKE '%4' THEN 'EmailCancelled' ELSE 'EmailCancelTooLate' END, 1, now()
+  CASE WHEN id LIKE '%2' THEN 'EmailSent' WHEN id LIKE '%4' THEN 'EmailCancelled'
+    WHEN id LIKE '%16' THEN 'EmailBounced' ELSE 'EmailCancelTooLate' END, 1, now()
 FROM bookings WHERE id LIKE '%2' OR id LIKE '%4' OR id LIKE '%6'`)
 	require.NoError(t, err)
 	found, err := f.service.Leftovers(ctx, time.Minute)
 	require.NoError(t, err)
-	// Of the even ones: …0 is too fresh, …4 and …6 have their answer, …2 (sent,
-	// and the cancel not answered) and …8 (nothing heard) are left.
+	// Of the even ones: …0 is too fresh, …4 and …6 have their answer (…16: the mail
+	// came back, which outweighs that it was too late), …2 (sent, and the cancel
+	// not answered) and …8 (nothing heard) are left.
 	require.Len(t, found, 2*(2*leftoversPage+10)/10)
 	for _, id := range found {
 		require.Regexp(t, `[28]$`, id)

@@ -46,7 +46,7 @@ func reEmitCommand(out, errOut io.Writer) *cobra.Command {
 		Short: "Write the event of a booking's present state once more, for one that never arrived",
 		Long: "The event gets a new event_id and the same dedupe key: where the first one did arrive it changes nothing.\n" +
 			"--leftovers means every booking that was cancelled a while ago and of whose mail nobody has said\n" +
-			"that it is cancelled, or that it was too late.",
+			"that it is cancelled, that it was too late, or that it came back.",
 		RunE: func(cmd *cobra.Command, ids []string) error {
 			if leftovers == (len(ids) > 0) {
 				return errors.New("name bookings, or --leftovers")
