@@ -47,7 +47,7 @@ servers.
 
 Parts: ` + strings.Join(benchmarks.Parts(), ", ") + `.`,
 		Example: `  mailproof bench                                     everything, into ` + benchDocument + `
-  mailproof bench --quick --out /tmp/bench/quick.md   less of everything, elsewhere
+  mailproof bench --quick --out runs/bench/quick.md   less of everything, elsewhere
   mailproof bench --only hops --repeats 5             one part
   mailproof bench --from runs/latest                  recovery from this chaos run
   mailproof bench --render docs/benchmarks/m06-notification.json

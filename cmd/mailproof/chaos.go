@@ -49,6 +49,7 @@ report is runs/latest/index.html.`,
   mailproof chaos --scenario t6.2               one of them, under each of its policies
   mailproof chaos --scenario t6.2/hold --seed 7 one cell, the same workload and faults again
   mailproof chaos --scenario ac5                the cells that decide on an acceptance criterion
+  mailproof chaos --provider containers         with the parts in containers of a Docker engine
   mailproof chaos --list                        what there is
 
 The harness's tests of itself, each of which must come out invalid:
