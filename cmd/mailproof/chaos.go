@@ -271,7 +271,11 @@ func listScenarios(out io.Writer, all []scenarios.Scenario) error {
 		for i, c := range s.Cells {
 			cells[i] = c.Name()
 		}
-		if _, err := fmt.Fprintf(out, "%s: %s\n       policies: %s\n       shows: %s\n", s.Name, s.Title,
+		title := s.Title
+		if s.OnDemand {
+			title += " (only when named)"
+		}
+		if _, err := fmt.Fprintf(out, "%s: %s\n       policies: %s\n       shows: %s\n", s.Name, title,
 			strings.Join(cells, ", "), strings.Join(slices.Clone(s.Proves), ", ")); err != nil {
 			return err
 		}

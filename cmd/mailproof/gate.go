@@ -32,8 +32,8 @@ func gateCommand(binary string) *cobra.Command {
 		Long: `Runs the cells that decide on the acceptance criteria AC1 to AC8 on real parts,
 each cell once, and says pass or fail of each criterion with its figure and where
 its evidence lies. AC4 and AC8 are judged with the real retry delays of 10 s, 1
-min and 5 min; that cell runs beside all others, so that a gate takes eight
-minutes on two cores.
+min and 5 min; that cell runs beside all others, so that a gate takes seven
+to eight minutes on two cores.
 
 In the run's folder: gate.json, gate.md (also appended to $GITHUB_STEP_SUMMARY
 where that is set), gate-junit.xml with one case per criterion, and everything
