@@ -83,6 +83,9 @@ const (
 	// ParamSendDeadline is the sender's own limit on one try, as
 	// time.ParseDuration reads it: a reply written later reached nobody.
 	ParamSendDeadline = "send_deadline"
+	// ParamStaleAfter is the age, as time.ParseDuration reads it, from which an
+	// event is too old for its mail: one that is younger may not be put aside.
+	ParamStaleAfter = "stale_after"
 	// ParamCampaignPolicy is the policy for ambiguous outcomes of campaign mails,
 	// as Meta.Policy is for those of bookings; default hold.
 	ParamCampaignPolicy = "campaign_policy"

@@ -16,6 +16,7 @@ import (
 	"mailproof/faults"
 	"mailproof/history"
 	"mailproof/reports"
+	"mailproof/target"
 	"mailproof/verify"
 )
 
@@ -147,6 +148,7 @@ func (x *cellRun) meta() *history.Meta {
 			paramCell:                 x.cell.Name(),
 			history.ParamArrivals:     strconv.Itoa(arrivals),
 			history.ParamSendDeadline: s.System.SendDeadline.String(),
+			history.ParamStaleAfter:   target.StaleAfter.String(),
 			history.ParamFaults:       strings.Join(x.planned(), ","),
 		},
 	}

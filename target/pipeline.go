@@ -21,6 +21,11 @@ import (
 	"mailproof/system/contract"
 )
 
+// StaleAfter is the age from which the pipeline's bridge takes an event for too
+// old, notifyd's own default: far longer than any run, so that one that puts a
+// mail aside for its age has lost it.
+const StaleAfter = 24 * time.Hour
+
 // PipelineConfig says how mailproof's own system is run: outbox → Kafka →
 // RabbitMQ → workers → SMTP. Zero values leave the services' own defaults.
 type PipelineConfig struct {
@@ -405,6 +410,7 @@ func (p *Pipeline) notifydEnv() map[string]string {
 	}
 	setDuration(env, "NOTIFYD_RECONCILER_INTERVAL", c.ReconcileEvery)
 	setDuration(env, "NOTIFYD_SEND_DEADLINE", c.SendDeadline)
+	setDuration(env, "NOTIFYD_STALE_AFTER", StaleAfter)
 	setDuration(env, "NOTIFYD_LEASE", c.Lease)
 	setDuration(env, "NOTIFYD_LEASE_MARGIN", c.LeaseMargin)
 	setDuration(env, "NOTIFYD_SWEEPER_INTERVAL", c.SweepEvery)

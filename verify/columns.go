@@ -25,6 +25,7 @@ type MailColumns struct {
 	Token         string
 	LockedUntil   string
 	NextAttemptAt string
+	ExpiresAt     string // from when on a mail that waits is not worth sending
 	CancelAsked   string
 }
 
@@ -41,7 +42,7 @@ func DefaultColumns() Columns {
 		Mails: MailColumns{
 			Table: "public.notifications", ID: "id", Key: "dedupe_key", Status: "status", Attempts: "attempts",
 			Limit: "attempt_limit", Token: "token", LockedUntil: "locked_until", NextAttemptAt: "next_attempt_at",
-			CancelAsked: "cancel_requested",
+			ExpiresAt: "expires_at", CancelAsked: "cancel_requested",
 		},
 		Outbox: "public.outbox",
 		Orders: OrderColumns{Table: "public.bookings", ID: "id", Status: "status", Confirmed: "CONFIRMED"},

@@ -27,6 +27,7 @@ type Evidence struct {
 	clients      map[string]string // client name of an attempt → process
 	processNames []string          // longest first
 	sendDeadline time.Duration     // 0: not known
+	staleAfter   time.Duration     // 0: not known
 	lastRest     int64             // when the last mail came to rest
 }
 
@@ -80,6 +81,7 @@ func NewEvidence(h *history.History, columns Columns) *Evidence {
 	if h.Meta != nil {
 		// A malformed value is reported by well-formed-history.
 		e.sendDeadline, _ = time.ParseDuration(h.Meta.Params[history.ParamSendDeadline])
+		e.staleAfter, _ = time.ParseDuration(h.Meta.Params[history.ParamStaleAfter])
 	}
 	return e
 }

@@ -158,6 +158,10 @@ func goldens() []golden {
 			build: delivered, edit: func(w *world) { w.meta.Params[history.ParamSendDeadline] = "soon" },
 		},
 		{
+			invariant: "well-formed-history", name: "staleness is no duration", mode: hold, verdict: verify.HarnessError, text: "stale_after",
+			build: delivered, edit: func(w *world) { w.meta.Params[history.ParamStaleAfter] = "old" },
+		},
+		{
 			invariant: "well-formed-history", name: "an invariant that does not exist", mode: hold, verdict: verify.HarnessError, text: "exactly-once",
 			build: delivered, edit: func(w *world) { w.meta.Invariants = []string{"nothing-lost", "exactly-once"} },
 		},
@@ -251,7 +255,21 @@ func goldens() []golden {
 			m.confirmed().claimed("notifyd-1.w1").try(lostBeforeStored).unknown().alerts = nil
 		})},
 		{invariant: "nothing-lost", name: "expired without an alert", mode: hold, text: "no alert", build: one(func(m *mail) {
-			m.confirmed().settled("EXPIRED", nil)
+			m.confirmed().expired()
+		})},
+		{invariant: "nothing-lost", name: "expired before its time", mode: hold, text: "worth sending until", build: one(func(m *mail) {
+			m.confirmed().settled("EXPIRED", map[string]string{"expires_at": m.pg(time.Hour)}).alerts = []string{"expired"}
+		})},
+		{invariant: "nothing-lost", name: "expired, and had no time", mode: hold, text: "nothing says", build: one(func(m *mail) {
+			m.confirmed().settled("EXPIRED", nil).alerts = []string{"expired"}
+		})},
+		{invariant: "nothing-lost", name: "expired, and its time is none", mode: hold, text: "cannot be read", build: one(func(m *mail) {
+			m.confirmed().settled("EXPIRED", map[string]string{"expires_at": "soon"}).alerts = []string{"expired"}
+		})},
+		{invariant: "nothing-lost", name: "a fresh event called too old", mode: hold, text: "is too old after", build: one(func(m *mail) {
+			m.op("confirm", history.OpOK)
+			m.relayed().change(map[string]string{"status": "EXPIRED"})
+			m.alerts = []string{"stale"}
 		})},
 		{invariant: "nothing-lost", name: "cancelled by nobody", mode: hold, text: "nobody cancelled", build: one(func(m *mail) {
 			m.confirmed().settled("CANCELLED", nil)
@@ -536,7 +554,7 @@ func goldens() []golden {
 		}},
 		{invariant: "nothing-lost", name: "expired campaign without an alert", mode: resend, text: "EXPIRED, and no alert", build: func(w *world) {
 			w.mail("b0").delivered()
-			w.campaign("spring", history.OpOK, "c1")[0].arrives().settled("EXPIRED", nil)
+			w.campaign("spring", history.OpOK, "c1")[0].arrives().expired()
 		}},
 		{invariant: "nothing-lost", name: "campaign mail cancelled, and nobody stopped it", mode: resend, text: "nobody cancelled", build: func(w *world) {
 			w.mail("b0").delivered()

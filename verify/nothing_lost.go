@@ -1,10 +1,15 @@
 package verify
 
-import "mailproof/history"
+import (
+	"fmt"
+	"time"
+
+	"mailproof/history"
+)
 
 var nothingLost = rule{
 	name:      "nothing-lost",
-	statement: "Every confirmed mail is delivered, or cancelled on request, or visible: DEAD with its dead letter and alert; UNKNOWN, EXPIRED, a dead outbox row or a parked event, each with an alert. One that waits and that nothing moves any more is none of these.",
+	statement: "Every confirmed mail is delivered, or cancelled on request, or visible: DEAD with its dead letter and alert; UNKNOWN, EXPIRED, a dead outbox row or a parked event, each with an alert; EXPIRED only once its time was over. One that waits and that nothing moves any more is none of these.",
 	check: func(e *Evidence, r *report) {
 		e.mails(func(m *Mail) {
 			switch m.Asked() {
@@ -59,6 +64,9 @@ func (e *Evidence) lost(m *Mail) (bool, string) {
 	case unknown:
 		return !m.Alerted(alertUnknown), "it is UNKNOWN, and no alert was raised"
 	case expired:
+		if why := e.expiredEarly(m); why != "" {
+			return true, why
+		}
 		return !e.alertedWithCampaign(m, alertExpired, alertStale), "it is EXPIRED, and no alert was raised"
 	case cancelled:
 		return !m.MayBeCancelled(), "it is CANCELLED, and nobody cancelled it"
@@ -87,4 +95,46 @@ func (e *Evidence) lostWithoutRow(m *Mail) (bool, string) {
 		return true, "no row of it exists anywhere"
 	}
 	return true, "its event left the outbox, and the mail service holds no row of it"
+}
+
+// expiredEarly says why an EXPIRED mail was still worth sending; "" where its time
+// was over, or where nothing shows when it became EXPIRED. An alert alone excuses
+// nothing: a system that put every mail aside and said so would lose none.
+func (e *Evidence) expiredEarly(m *Mail) string {
+	var end *Move
+	for i := range m.Moves {
+		if m.Moves[i].To == stExpired {
+			end = &m.Moves[i]
+		}
+	}
+	if end == nil {
+		return ""
+	}
+	if end.From == "" { // its event came too late
+		asked := m.request()
+		if asked == nil || e.staleAfter == 0 {
+			return ""
+		}
+		if age := time.Duration(end.At - asked.Call); age < e.staleAfter {
+			return fmt.Sprintf("it is EXPIRED since %s after it was asked for, and is too old after %s", age.Round(time.Millisecond), e.staleAfter)
+		}
+		return ""
+	}
+	column := e.Columns.Mails.ExpiresAt
+	if column == "" {
+		return ""
+	}
+	// Both are times of the database's own clock.
+	text := end.New[column]
+	if text == "" {
+		return "it is EXPIRED, and nothing says that it ever would be"
+	}
+	at, err := parsePGTime(text)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("it is EXPIRED, and its time cannot be read: %v", err)
+	case end.CommitAt.Before(at):
+		return fmt.Sprintf("it became EXPIRED at %s, and was worth sending until %s", end.CommitAt.UTC().Format(time.RFC3339Nano), at.UTC().Format(time.RFC3339Nano))
+	}
+	return ""
 }

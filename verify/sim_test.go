@@ -20,6 +20,7 @@ import (
 const (
 	simStart = int64(1_000_000_000_000)
 	simLease = 4 * time.Second
+	simStale = 10 * time.Minute
 )
 
 var (
@@ -64,7 +65,7 @@ func (m *mail) address() string {
 func newWorld(policy, server string) *world {
 	return &world{now: simStart, meta: history.Meta{
 		Scenario: "golden", Policy: policy, Server: server, MaxAttempts: 3, RetryDelays: simDelays, Lease: simLease,
-		Wall: simWall, Floors: history.Floors{Confirmed: 1}, Params: map[string]string{},
+		Wall: simWall, Floors: history.Floors{Confirmed: 1}, Params: map[string]string{history.ParamStaleAfter: simStale.String()},
 	}}
 }
 
@@ -238,6 +239,19 @@ func (m *mail) settled(status string, set map[string]string) *mail {
 	return m
 }
 
+// expired ends a mail that waited beyond its time.
+func (m *mail) expired() *mail {
+	return m.settled("EXPIRED", map[string]string{"expires_at": m.pg(-time.Millisecond)})
+}
+
+// tooOld is an event that asked for a mail when it was too old for one.
+func (m *mail) tooOld() *mail {
+	m.op("confirm", history.OpOK)
+	m.relayed().w.pass(simStale)
+	m.change(map[string]string{"status": "EXPIRED"})
+	return m
+}
+
 func (m *mail) sent() *mail { return m.settled("SENT", nil) }
 
 func (m *mail) delay() time.Duration {
@@ -376,7 +390,7 @@ func campaignLives() map[string]func(m *mail) {
 		},
 		"answer lost, held": func(m *mail) { m.arrives().claimed("notifyd-1.marketing-1").try(lost250).unknown() },
 		"expired, one alert for all": func(m *mail) {
-			m.arrives().settled("EXPIRED", nil)
+			m.arrives().expired()
 			alert := history.Alert{Kind: "mail-expired", Key: "campaign:" + m.campaign}
 			if !slices.Contains(m.w.final.Alerts, alert) {
 				m.w.final.Alerts = append(m.w.final.Alerts, alert)
@@ -459,7 +473,8 @@ func lives(policy, server string) map[string]func(m *mail) {
 		},
 		"unknown to the client, did not happen": func(m *mail) { m.op("confirm", history.OpUnknown) },
 		"failed":                                func(m *mail) { m.op("confirm", history.OpFail) },
-		"expired":                               func(m *mail) { m.confirmed().settled("EXPIRED", nil).alerts = []string{"stale"} },
+		"expired":                               func(m *mail) { m.confirmed().expired().alerts = []string{"expired"} },
+		"its event came too late":               func(m *mail) { m.tooOld().alerts = []string{"stale"} },
 		"dead in the outbox": func(m *mail) {
 			m.op("confirm", history.OpOK)
 			m.relayed()

@@ -41,9 +41,11 @@ func checkWellFormed(e *Evidence, r *report) {
 type harnessFinding func(key, format string, args ...any)
 
 func checkParams(params map[string]string, harness harnessFinding) {
-	if text, ok := params[history.ParamSendDeadline]; ok {
-		if _, err := time.ParseDuration(text); err != nil {
-			harness("", "param %s: %v", history.ParamSendDeadline, err)
+	for _, name := range []string{history.ParamSendDeadline, history.ParamStaleAfter} {
+		if text, ok := params[name]; ok {
+			if _, err := time.ParseDuration(text); err != nil {
+				harness("", "param %s: %v", name, err)
+			}
 		}
 	}
 	if text, ok := params[history.ParamArrivals]; ok {
