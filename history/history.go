@@ -315,6 +315,7 @@ type OutboxLeft struct {
 	Booking   string `json:"booking"`
 	Published bool   `json:"published"`
 	Dead      bool   `json:"dead"`
+	Bytes     int    `json:"bytes,omitempty"` // of its payload; 0: not known
 }
 
 // DeadLetter is one message of the dead-letter queue.

@@ -85,7 +85,7 @@ func (p *Pipeline) rows(ctx context.Context) ([]history.MailState, error) {
 
 const outboxSQL = `
 SELECT event_id::text, coalesce(payload->>'dedupe_key', ''), coalesce(payload->>'booking_id', ''),
-       published_at IS NOT NULL, dead_at IS NOT NULL
+       published_at IS NOT NULL, dead_at IS NOT NULL, octet_length(payload::text)
 FROM outbox ORDER BY id`
 
 func (p *Pipeline) outbox(ctx context.Context) ([]history.OutboxLeft, error) {

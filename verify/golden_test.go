@@ -274,6 +274,10 @@ func goldens() []golden {
 		{invariant: "nothing-lost", name: "cancelled by nobody", mode: hold, text: "nobody cancelled", build: one(func(m *mail) {
 			m.confirmed().settled("CANCELLED", nil)
 		})},
+		{invariant: "nothing-lost", name: "given up in the outbox, and a broker would take it", mode: hold, text: "no broker refuses", build: func(w *world) {
+			lives("hold", "plain")["dead in the outbox"](w.mail("b1"))
+			w.mails[0].outbox.Bytes = 700
+		}},
 		{invariant: "nothing-lost", name: "dead in the outbox, no alert", mode: hold, text: "outbox row is dead", build: func(w *world) {
 			lives("hold", "plain")["dead in the outbox"](w.mail("b1"))
 			w.mails[0].alerts = nil

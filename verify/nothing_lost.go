@@ -9,7 +9,7 @@ import (
 
 var nothingLost = rule{
 	name:      "nothing-lost",
-	statement: "Every confirmed mail is delivered, or cancelled on request, or visible: DEAD with its dead letter and alert; UNKNOWN, EXPIRED, a dead outbox row or a parked event, each with an alert; EXPIRED only once its time was over. One that waits and that nothing moves any more is none of these.",
+	statement: "Every confirmed mail is delivered, or cancelled on request, or visible: DEAD with its dead letter and alert; UNKNOWN, EXPIRED, a dead outbox row or a parked event, each with an alert; EXPIRED only once its time was over, the outbox row only with an event that a broker refuses. One that waits and that nothing moves any more is none of these.",
 	check: func(e *Evidence, r *report) {
 		e.mails(func(m *Mail) {
 			switch m.Asked() {
@@ -79,11 +79,20 @@ func (e *Evidence) lost(m *Mail) (bool, string) {
 	}
 }
 
+// refusedFrom is the least size in bytes of an event that the broker refuses for
+// its own sake: message.max.bytes of Kafka, 1 MiB and 12 as it comes, less what a
+// record costs beside its value. A broker that is away refuses nothing; a relay
+// that gives events up for that has lost them, whatever it tells.
+const refusedFrom = 1000 << 10
+
 func (e *Evidence) lostWithoutRow(m *Mail) (bool, string) {
 	if m.Alerted(alertParked) || m.MayBeCancelled() {
 		return false, ""
 	}
 	for _, o := range m.Outbox {
+		if o.Dead && o.Bytes > 0 && o.Bytes < refusedFrom {
+			return true, fmt.Sprintf("its outbox row was given up, and no broker refuses an event of %d bytes", o.Bytes)
+		}
 		if o.Dead {
 			return !m.Alerted(alertDeadOutbox, "outbox-dead"), "its outbox row is dead, and no alert was raised"
 		}

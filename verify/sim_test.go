@@ -478,7 +478,7 @@ func lives(policy, server string) map[string]func(m *mail) {
 		"dead in the outbox": func(m *mail) {
 			m.op("confirm", history.OpOK)
 			m.relayed()
-			m.topic, m.outbox.Published, m.outbox.Dead, m.alerts = 0, false, true, []string{"dead_outbox"}
+			m.topic, m.outbox.Published, m.outbox.Dead, m.outbox.Bytes, m.alerts = 0, false, true, 2<<20, []string{"dead_outbox"}
 		},
 		"parked": func(m *mail) {
 			m.op("confirm", history.OpOK)
