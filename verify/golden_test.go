@@ -257,6 +257,10 @@ func goldens() []golden {
 		{invariant: "nothing-lost", name: "expired without an alert", mode: hold, text: "no alert", build: one(func(m *mail) {
 			m.confirmed().expired()
 		})},
+		{invariant: "nothing-lost", name: "cancelled before anybody asked for it", mode: hold, text: "before anybody", build: one(func(m *mail) {
+			m.confirmed().settled("CANCELLED", nil).w.pass(time.Second)
+			m.op("cancel", history.OpOK)
+		})},
 		{invariant: "nothing-lost", name: "expired before its time", mode: hold, text: "worth sending until", build: one(func(m *mail) {
 			m.confirmed().settled("EXPIRED", map[string]string{"expires_at": m.pg(time.Hour)}).alerts = []string{"expired"}
 		})},

@@ -2,6 +2,7 @@ package verify
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"mailproof/history"
@@ -69,7 +70,10 @@ func (e *Evidence) lost(m *Mail) (bool, string) {
 		}
 		return !e.alertedWithCampaign(m, alertExpired, alertStale), "it is EXPIRED, and no alert was raised"
 	case cancelled:
-		return !m.MayBeCancelled(), "it is CANCELLED, and nobody cancelled it"
+		if !m.MayBeCancelled() {
+			return true, "it is CANCELLED, and nobody cancelled it"
+		}
+		return m.cancelledUnasked(), "it was CANCELLED before anybody asked for that"
 	case sent:
 		return true, "it is SENT, and the ledger holds no copy"
 	case "":
@@ -77,6 +81,23 @@ func (e *Evidence) lost(m *Mail) (bool, string) {
 	default:
 		return true, "its state is " + m.State()
 	}
+}
+
+// cancelledUnasked reports a mail that became CANCELLED before the first cancel of
+// it, or of its campaign, was called.
+func (m *Mail) cancelledUnasked() bool {
+	asked := int64(math.MaxInt64)
+	for _, o := range m.Ops {
+		if o.Name == "cancel" || o.Name == "stop" {
+			asked = min(asked, o.Call)
+		}
+	}
+	for i := range m.Moves {
+		if mv := &m.Moves[i]; mv.To == stCancelled && mv.From != stCancelled {
+			return mv.At+sameInstant < asked
+		}
+	}
+	return false
 }
 
 // refusedFrom is the least size in bytes of an event that the broker refuses for
