@@ -8,7 +8,9 @@
 //   - The call may be repeated, whole or in part, whatever died and whenever: a
 //     recipient has one row per campaign, whose key derives from the campaign and
 //     the address ([contract.CampaignKey]); only rows without a stamp are
-//     published again, and a copy of a message finds its row claimed.
+//     published again, and a copy of a message finds its row claimed. This holds
+//     for as long as rows are kept (NOTIFYD_RETENTION, from the mail's end on): a
+//     call that comes after that makes new mails.
 //   - Memory is bounded by the batches under way, whatever the length of the call.
 //   - What was inserted is published and stamped also when the caller goes away.
 //   - A campaign that was stopped takes no mail (C-14). A stop that comes between
