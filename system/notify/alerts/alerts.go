@@ -12,11 +12,13 @@ package alerts
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"time"
 
 	"mailproof/system/notify/logging"
@@ -137,7 +139,7 @@ func (r *Raiser) RaiseNew(ctx context.Context, alerts ...Alert) (int, error) {
 // leaves them in the table only.
 func (r *Raiser) RaiseIn(ctx context.Context, table Table, alerts ...Alert) (tell func(), err error) {
 	var fresh []Alert
-	for _, a := range alerts {
+	for _, a := range inOrder(alerts) {
 		a.Detail = logging.Plain(a.Detail, 4000)
 		isNew, err := table.RaiseIncident(ctx, string(a.Kind), a.Subject, a.Occurrence, a.Detail)
 		if err != nil {
@@ -152,6 +154,16 @@ func (r *Raiser) RaiseIn(ctx context.Context, table Table, alerts ...Alert) (tel
 			r.tell(a)
 		}
 	}, nil
+}
+
+// inOrder sorts alerts and leaves repetitions out: transactions that raise the
+// same ones must not wait for each other crosswise.
+func inOrder(alerts []Alert) []Alert {
+	byRow := func(a, b Alert) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Subject, b.Subject), cmp.Compare(a.Occurrence, b.Occurrence))
+	}
+	sorted := slices.SortedStableFunc(slices.Values(alerts), byRow)
+	return slices.CompactFunc(sorted, func(a, b Alert) bool { return byRow(a, b) == 0 })
 }
 
 func (r *Raiser) tell(a Alert) {

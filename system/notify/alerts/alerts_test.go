@@ -24,9 +24,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type table struct {
 	rows  map[string]string
 	fails int
+	asked []string // subjects, in order
 }
 
 func (t *table) RaiseIncident(_ context.Context, kind, key, incident, details string) (bool, error) {
+	t.asked = append(t.asked, key)
 	if t.fails > 0 {
 		t.fails--
 		return false, errors.New("away")
@@ -71,6 +73,24 @@ func TestAnAlertThatIsNotInTheTableIsNotTold(t *testing.T) {
 	require.Empty(t, c)
 	require.NoError(t, r.Raise(t.Context(), dead))
 	require.Equal(t, counts{"mail-dead": 1}, c)
+}
+
+// Two transactions that raise the same alerts must not wait for each other
+// crosswise; and thousands of mails of one campaign are one alert.
+func TestAlertsOfATransactionAreRaisedInOrderAndOnce(t *testing.T) {
+	tab, c := &table{rows: map[string]string{}}, counts{}
+	r := New(&table{}, slog.New(slog.DiscardHandler), c, "")
+	var given []Alert
+	for _, subject := range []string{"campaign:b", "campaign:a", "campaign:b"} {
+		given = append(given, Alert{Kind: MailExpired, Subject: subject, Occurrence: "expired"})
+	}
+	tell, err := r.RaiseIn(t.Context(), tab, given...)
+	require.NoError(t, err)
+	require.Equal(t, []string{"campaign:a", "campaign:b"}, tab.asked)
+	require.Equal(t, "campaign:b", given[0].Subject, "the caller's list is left as it is")
+	require.Empty(t, c, "nothing is told before the commit")
+	tell()
+	require.Equal(t, counts{"mail-expired": 2}, c)
 }
 
 func TestWebhookGetsEachAlertMasked(t *testing.T) {
