@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -76,6 +77,26 @@ func TestPublishRefusedByFullQueue(t *testing.T) {
 	// The limit is soft by a few messages; in the end the queue refuses.
 	eventually(t, "the full queue refuses", func() bool {
 		return errors.Is(p.Publish(t.Context(), messages("", q, 1))[0], ErrRefused)
+	})
+}
+
+// A channel that has asked a dying leader refuses for ever; here a full queue
+// stands for it. The publisher asks over another channel, and goes on where the
+// queue takes messages again.
+func TestRefusalsThatLastEndTheSession(t *testing.T) {
+	t.Parallel()
+	b := connect(t)
+	q := b.queue(amqp091.Table{"x-max-length": int64(1), "x-overflow": "reject-publish"})
+	p, st := startPublisher(t, Config{URLs: []string{b.url}})
+	st.await(t, StateConnected)
+
+	eventually(t, "another session", func() bool {
+		_ = p.Publish(t.Context(), messages("", q, 1))
+		return slices.Contains(st.all(), StateLost)
+	})
+	b.take(q)
+	eventually(t, "the emptied queue takes a message", func() bool {
+		return p.Publish(t.Context(), messages("", q, 1))[0] == nil
 	})
 }
 

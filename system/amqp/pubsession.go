@@ -33,14 +33,16 @@ type pubSession struct {
 	mu        sync.Mutex
 	open      chan struct{} // closed while the broker takes messages
 	returns   chan amqp091.Return
-	returned  map[string]string // correlation id → the broker's words
-	abandoned []inflight        // in the window, but nobody waits for them any more
+	returned  map[string]string    // correlation id → the broker's words
+	refused   map[string]time.Time // destination → since when nothing but nacks came from it
+	abandoned []inflight           // in the window, but nobody waits for them any more
 }
 
 // inflight is a message that was written and whose fate is open.
 type inflight struct {
 	i       int    // index in the caller's slice
 	id      string // correlation id, unique in the session
+	to      string // exchange and routing key
 	confirm *amqp091.DeferredConfirmation
 	until   time.Time
 }
@@ -55,6 +57,7 @@ func newPubSession(l *link, timeout time.Duration) *pubSession {
 		dead:     make(chan struct{}),
 		open:     make(chan struct{}),
 		returned: make(map[string]string),
+		refused:  make(map[string]time.Time),
 	}
 	close(s.open)
 	return s
@@ -292,7 +295,7 @@ func (s *pubSession) writeOne(m Message) (inflight, error) {
 	if err != nil {
 		return inflight{}, err
 	}
-	return inflight{id: id, confirm: confirm, until: time.Now().Add(s.timeout)}, nil
+	return inflight{id: id, to: m.Exchange + " " + m.RoutingKey, confirm: confirm, until: time.Now().Add(s.timeout)}, nil
 }
 
 // ownHeaders leaves out what the broker writes about dead letters. Up to
@@ -339,13 +342,42 @@ func (s *pubSession) fate(f inflight) error {
 	case f.confirm.Acked() && returned:
 		return fmt.Errorf("%w (%s)", ErrUnroutable, words)
 	case f.confirm.Acked():
+		s.taken(f.to)
 		return nil
 	case s.ch.IsClosed():
 		<-s.dead // follows at once, with the cause
 		return fmt.Errorf("%w: %w", ErrUnconfirmed, s.cause)
 	default:
+		s.refuse(f.to)
 		return ErrRefused
 	}
+}
+
+// refusals is for how long a destination may refuse every message before the
+// session is made anew.
+const refusals = time.Second
+
+// refuse counts a nack. A channel of the broker asks a quorum queue whether it
+// takes messages once, at the first publish, of the leader that it knows; when
+// that one has just died the channel refuses every later message, also long after
+// the next leader has been elected. Only another channel asks again.
+func (s *pubSession) refuse(to string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	since, known := s.refused[to]
+	if !known {
+		s.refused[to] = time.Now()
+		return
+	}
+	if d := time.Since(since); d > refusals {
+		s.fail(fmt.Errorf("%s has refused every message for %s", to, d.Round(time.Millisecond)))
+	}
+}
+
+func (s *pubSession) taken(to string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.refused, to)
 }
 
 // takeReturn says whether the message was returned. A return comes before its
