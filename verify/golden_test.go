@@ -42,6 +42,31 @@ func TestGoodHistoriesPass(t *testing.T) {
 	}
 }
 
+// A fault may put a cancel on the topic before the customer's own is called.
+func TestACancelThatAFaultSentAhead(t *testing.T) {
+	t.Parallel()
+	build := func(named bool) verify.Result {
+		w := newWorld("hold", "plain")
+		w.mail("first").delivered()
+		m := w.mail("b1")
+		m.op("confirm", history.OpOK)
+		m.relayed()
+		f := w.fault("cancels", "", time.Second)
+		if named {
+			f.Keys = []string{m.key}
+		}
+		m.change(map[string]string{"status": "CANCELLED", "cancel_requested": "true"})
+		w.pass(time.Second)
+		m.op("cancel", history.OpOK)
+		return w.rest().judge()
+	}
+	lost := func(r verify.Result) bool {
+		return slices.ContainsFunc(r.Findings, func(f verify.Finding) bool { return f.Invariant == "nothing-lost" })
+	}
+	require.False(t, lost(build(true)), "the fault names the mail")
+	require.True(t, lost(build(false)), "it names another's")
+}
+
 // The mails of a campaign are judged like those of bookings, by their own policy.
 func TestGoodCampaignsPass(t *testing.T) {
 	t.Parallel()

@@ -3,6 +3,7 @@ package verify
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"mailproof/history"
@@ -73,7 +74,7 @@ func (e *Evidence) lost(m *Mail) (bool, string) {
 		if !m.MayBeCancelled() {
 			return true, "it is CANCELLED, and nobody cancelled it"
 		}
-		return m.cancelledUnasked(), "it was CANCELLED before anybody asked for that"
+		return e.cancelledUnasked(m), "it was CANCELLED before anybody asked for that"
 	case sent:
 		return true, "it is SENT, and the ledger holds no copy"
 	case "":
@@ -84,12 +85,18 @@ func (e *Evidence) lost(m *Mail) (bool, string) {
 }
 
 // cancelledUnasked reports a mail that became CANCELLED before the first cancel of
-// it, or of its campaign, was called.
-func (m *Mail) cancelledUnasked() bool {
+// it, or of its campaign, was called. A fault that names the mail may have put the
+// cancel on the topic ahead of the customer's own.
+func (e *Evidence) cancelledUnasked(m *Mail) bool {
 	asked := int64(math.MaxInt64)
 	for _, o := range m.Ops {
 		if o.Name == "cancel" || o.Name == "stop" {
 			asked = min(asked, o.Call)
+		}
+	}
+	for i := range e.Faults {
+		if f := &e.Faults[i]; f.Outcome == history.Installed && slices.Contains(f.Keys, m.Key) {
+			asked = min(asked, f.Start)
 		}
 	}
 	for i := range m.Moves {
