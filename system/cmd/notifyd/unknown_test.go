@@ -73,6 +73,7 @@ func TestLostAnswersOfResend(t *testing.T) {
 	delete(p.env, "NOTIFYD_SMTP_ADDR")
 	p.env["NOTIFYD_TRANSPORT"], p.env["NOTIFYD_RESEND_URL"], p.env["NOTIFYD_RESEND_API_KEY"] = "resend", api.URL, "re_secret"
 	p.env["NOTIFYD_TICKET_POLICY"] = "same-key"
+	p.env["NOTIFYD_RESEND_LIST"] = "off" // it would find the mail before it is asked for again
 	p.env["NOTIFYD_RECONCILER_INTERVAL"] = "100ms"
 	p.migrate()
 	n := p.start(nil)
