@@ -56,6 +56,20 @@ func (s *system) holdMarketing() (release func() int64, err error) {
 	}, nil
 }
 
+// queueFlood queues n marketing mails behind a mail server that holds them. The
+// returned function lets them go and says when.
+func (s *system) queueFlood(ctx context.Context, n int) (release func() int64, err error) {
+	release, err = s.holdMarketing()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.campaign(ctx, n); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
 // queueOverTime is how many of n mails wait, from a moment on, at most points
 // many points.
 func queueOverTime(n int, delivered []int64, from, to int64, points int) []QueuePoint {

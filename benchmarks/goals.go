@@ -1,6 +1,7 @@
 package benchmarks
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -149,14 +150,42 @@ func floodLimit(r *Result) goal {
 	return g
 }
 
-// bindsFlood: what tickets and marketing still share when queues and
-// connections are split.
+// bindsFlood names the hops that take longer under the flood than idle, by how
+// much their p95 grows, and what the flood uses of the machine.
 func bindsFlood(r *Result) string {
+	var words []string
+	if grew := mostGrown(r.Hops.growth()); grew != "" {
+		words = append(words, "hops beyond idle, at p95: "+grew)
+	}
+	if shared := sharedCores(r); shared != "" {
+		words = append(words, shared)
+	}
+	if len(words) == 0 {
+		return "not measured: neither the hops under the flood nor its CPU time"
+	}
+	return strings.Join(words, "; ")
+}
+
+// mostGrown are the three hops that grew most, "" if none did.
+func mostGrown(all []grown) string {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b grown) int { return cmp.Compare(b.by(), a.by()) })
+	var words []string
+	for _, g := range all[:min(3, len(all))] {
+		if g.by() > 0 {
+			words = append(words, fmt.Sprintf("%s +%s", g.name, millis(g.by())))
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// sharedCores says how much of the machine a flood uses.
+func sharedCores(r *Result) string {
 	if r.Marketing != nil && len(r.Marketing.Repeats) > 0 && r.Marketing.busy(r.Machine.Cores) > busyShare {
 		return fmt.Sprintf("the lanes share %d cores with every broker, and the flood uses %.0f %% of them",
 			r.Machine.Cores, 100*r.Marketing.busy(r.Machine.Cores))
 	}
-	return "shared: the machine, Postgres, RabbitMQ and Kafka; which of them is not told apart here"
+	return ""
 }
 
 func rateGoal(r *Result) goal {

@@ -47,14 +47,23 @@ var followed = map[string][]string{
 	"notify":  {"public.notifications", "public.notification_mails"},
 }
 
-func follow(ctx context.Context, s *system) (*changeLog, error) {
+// follow reads the log from now on. Of the mails it keeps those with these keys:
+// a flood writes a hundred times as much as the tickets beside it.
+func follow(ctx context.Context, s *system, keys []string) (*changeLog, error) {
 	c := &changeLog{}
+	mails := followedMails{keys: map[string]bool{}, ids: map[string]bool{}}
+	for _, k := range keys {
+		mails.keys[k] = true
+	}
 	for _, db := range s.Databases() {
 		log, err := wal.Start(ctx, wal.Config{
 			Database: db.Name, URL: db.URL, Tables: followed[db.Name], Drop: []string{"mail", "payload"},
 			Sink: func(ch history.Change) error {
 				c.mu.Lock()
 				defer c.mu.Unlock()
+				if !mails.has(ch) {
+					return nil
+				}
 				c.all = append(c.all, history.Record{T: history.Now(), Kind: history.KindChange, Change: &ch})
 				return nil
 			},
@@ -65,6 +74,27 @@ func follow(ctx context.Context, s *system) (*changeLog, error) {
 		c.logs = append(c.logs, log)
 	}
 	return c, nil
+}
+
+// followedMails are the mails whose changes are kept.
+type followedMails struct {
+	keys map[string]bool
+	ids  map[string]bool // of their rows
+}
+
+// has reports that a change is one of such a mail's row or of its bytes, or of
+// another table. Changes come in the order of their commits: a row's first.
+func (f followedMails) has(c history.Change) bool {
+	switch c.Table {
+	case "public.notifications":
+		if !f.keys[c.New["dedupe_key"]] {
+			return false
+		}
+		f.ids[c.New["id"]] = true
+	case "public.notification_mails":
+		return f.ids[c.New["notification_id"]]
+	}
+	return true
 }
 
 // stop reads on to the end of the log as it is now.
@@ -204,11 +234,13 @@ type hopRepeat struct {
 	hops, beside []Samples
 	total        Samples
 	unplaced     int
+	perSecond    float64 // marketing mails delivered meanwhile
 }
 
-// measureHops sends tickets through an idle system and reads their way from the
-// evidence.
-func measureHops(ctx context.Context, s *system, warm, counted schedule) (hopRepeat, error) {
+// measureHops sends tickets through a system and reads their way from the
+// evidence. The system is idle but for a flood of marketing mails, if there are
+// any.
+func (r *runner) measureHops(ctx context.Context, s *system, warm, counted schedule, flood int) (hopRepeat, error) {
 	var out hopRepeat
 	if err := book(ctx, s, append(warm[:len(warm):len(warm)], counted...)); err != nil {
 		return out, err
@@ -217,30 +249,48 @@ func measureHops(ctx context.Context, s *system, warm, counted schedule) (hopRep
 	if err := confirm(ctx, s, warm).await(ctx, s, clock); err != nil {
 		return out, err
 	}
-	log, err := follow(ctx, s)
+	release := history.Now
+	if flood > 0 {
+		var err error
+		if release, err = s.queueFlood(ctx, flood); err != nil {
+			return out, err
+		}
+	}
+	log, err := follow(ctx, s, keysOf(s, counted))
 	if err != nil {
+		release()
 		return out, err
 	}
 	clock.mark()
-	r := confirm(ctx, s, counted)
+	from := release()
+	run := confirm(ctx, s, counted)
 	clock.mark()
-	err = r.await(ctx, s, clock)
+	bounded, cancel := context.WithTimeout(ctx, r.size.ticketBound)
+	defer cancel()
+	err = run.await(bounded, s, clock)
+	s.readLedger()
+	out.perSecond = perSecond(s.marketing, from, run.end())
 	if err := errors.Join(err, log.stop(ctx)); err != nil {
 		return out, err
 	}
+	return out, out.read(ctx, s, run, clock, log)
+}
+
+// read takes the way of each ticket from what was collected.
+func (o *hopRepeat) read(ctx context.Context, s *system, run *ticketRun, clock *wallClock, log *changeLog) error {
 	produced, err := s.Produced(ctx)
 	if err != nil {
-		return out, err
+		return err
 	}
 	h := history.FromRecords(append(clock.pairs, log.all...))
 	if len(h.Problems) > 0 {
-		return out, fmt.Errorf("the write-ahead log: %w", h.Problems[0].Err)
+		return fmt.Errorf("the write-ahead log: %w", h.Problems[0].Err)
 	}
 	logged, err := readLogs(s)
 	if err != nil {
-		return out, err
+		return err
 	}
-	all := boundariesOf(h, r, produced)
+	all := boundariesOf(h, run, produced)
 	for k, b := range all {
 		if at, ok := logged[logKey{k, "sent"}]; ok {
 			b.sent = h.Monotonic(at)
@@ -250,8 +300,8 @@ func measureHops(ctx context.Context, s *system, warm, counted schedule) (hopRep
 			b.inserted = h.Monotonic(at)
 		}
 	}
-	out.fill(r, all)
-	return out, nil
+	o.fill(run, all)
+	return nil
 }
 
 func (o *hopRepeat) fill(r *ticketRun, all map[string]*boundaries) {
@@ -297,9 +347,30 @@ func missing(path []int64) bool {
 	return false
 }
 
-// hopsPart measures floor and system in turn, repeat by repeat.
+// newWay has no samples yet.
+func newWay() Way { return Way{Hops: clone(hopTable), Beside: clone(besideTable)} }
+
+// add appends one repeat. The error says that too many tickets cannot be
+// followed; they are appended all the same.
+func (w *Way) add(rep hopRepeat) error {
+	for j := range w.Hops {
+		w.Hops[j].Repeats = append(w.Hops[j].Repeats, rep.hops[j])
+	}
+	for j := range w.Beside {
+		w.Beside[j].Repeats = append(w.Beside[j].Repeats, rep.beside[j])
+	}
+	w.Total = append(w.Total, rep.total)
+	w.Unplaced += rep.unplaced
+	if rep.unplaced > len(rep.total.Micros)/10 {
+		return fmt.Errorf("%d of %d tickets cannot be followed: the evidence of a hop is missing", rep.unplaced, len(rep.total.Micros))
+	}
+	return nil
+}
+
+// hopsPart measures floor and system in turn, repeat by repeat, then the system
+// under the flood.
 func (r *runner) hopsPart(ctx context.Context) error {
-	out := &Hops{PerSecond: r.size.ticketRate, Hops: clone(hopTable), Beside: clone(besideTable)}
+	out := &Hops{PerSecond: r.size.ticketRate, Way: newWay()}
 	r.result.Hops = out
 	for i := range r.size.repeats {
 		arrivals, err := drawTickets(r.cfg.Seed, fmt.Sprintf("hops%d", i), r.size.idleTickets, r.size.ticketRate)
@@ -311,7 +382,32 @@ func (r *runner) hopsPart(ctx context.Context) error {
 			return err
 		}
 		r.say("hops: tickets through the idle system, %d of %d", i+1, r.size.repeats)
-		if err := r.hopRepeat(ctx, out, arrivals); err != nil {
+		rep, err := r.hopRepeat(ctx, "hops", arrivals, 0)
+		if err != nil {
+			return err
+		}
+		if err := out.add(rep); err != nil {
+			return err
+		}
+	}
+	return r.floodedHops(ctx, out)
+}
+
+func (r *runner) floodedHops(ctx context.Context, out *Hops) error {
+	flooded := &FloodedHops{Flood: r.size.flood, Way: newWay()}
+	for i := range r.size.floodedHops {
+		arrivals, err := drawTickets(r.cfg.Seed, fmt.Sprintf("floodedhops%d", i), r.size.floodTickets, r.size.ticketRate)
+		if err != nil {
+			return err
+		}
+		r.say("hops: tickets behind %d marketing mails, %d of %d", r.size.flood, i+1, r.size.floodedHops)
+		rep, err := r.hopRepeat(ctx, "flooded", arrivals, r.size.flood)
+		if err != nil {
+			return err
+		}
+		flooded.MarketingPerSecond = append(flooded.MarketingPerSecond, rep.perSecond)
+		out.Flooded = flooded
+		if err := flooded.add(rep); err != nil {
 			return err
 		}
 	}
@@ -339,31 +435,22 @@ func (r *runner) floorRepeat(ctx context.Context, out *Hops, arrivals schedule) 
 	return nil
 }
 
-func (r *runner) hopRepeat(ctx context.Context, out *Hops, arrivals schedule) error {
+// hopRepeat is one measurement on a system of its own.
+func (r *runner) hopRepeat(ctx context.Context, what string, arrivals schedule, flood int) (hopRepeat, error) {
 	warm, err := drawTickets(r.cfg.Seed, "warm", warmUp, r.size.ticketRate)
 	if err != nil {
-		return err
+		return hopRepeat{}, err
 	}
-	s, err := r.lab.start(ctx, systemConfig{what: "hops"})
+	c := systemConfig{what: what}
+	if flood > 0 {
+		c.env = patientEnv()
+	}
+	s, err := r.lab.start(ctx, c)
 	if err != nil {
-		return err
+		return hopRepeat{}, err
 	}
-	rep, err := measureHops(ctx, s, warm, arrivals)
-	if err := errors.Join(err, s.stop(ctx)); err != nil {
-		return err
-	}
-	for j := range out.Hops {
-		out.Hops[j].Repeats = append(out.Hops[j].Repeats, rep.hops[j])
-	}
-	for j := range out.Beside {
-		out.Beside[j].Repeats = append(out.Beside[j].Repeats, rep.beside[j])
-	}
-	out.Total = append(out.Total, rep.total)
-	out.Unplaced += rep.unplaced
-	if rep.unplaced > len(rep.total.Micros)/10 {
-		return fmt.Errorf("%d of %d tickets cannot be followed: the evidence of a hop is missing", rep.unplaced, len(rep.total.Micros))
-	}
-	return nil
+	rep, err := r.measureHops(ctx, s, warm, arrivals, flood)
+	return rep, errors.Join(err, s.stop(ctx))
 }
 
 func clone(stages []Stage) []Stage {

@@ -1,6 +1,7 @@
 package benchmarks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,8 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
+	"mailproof/fakes/script"
+	"mailproof/fakes/smtp"
 	"mailproof/mutants"
 	"mailproof/target"
 )
@@ -20,32 +24,60 @@ type variant struct {
 	mutant      string // the defect that makes the system so; "" is the system as it ships
 	env         map[string]string
 	repeats     int
-	idle        bool // measured without a flood too, on the same system
+	flood       int           // marketing mails
+	idle        string        // name of the layout that it is without a flood, measured on the same system; "": not measured
+	mailTime    time.Duration // that the mail server takes for each mail
+	behind      bool          // tickets wait behind the whole flood
 }
 
+const (
+	splitTitle   = "split: a queue and a pool for each lane (as it ships)"
+	onePoolTitle = "one pool of connections for both, no bucket"
+)
+
 // variants in the order of the table.
-func (r *runner) variants() []variant {
+func (s size) variants() []variant {
 	all := []variant{
-		{name: layoutSplit, title: "split: a queue and a pool for each lane (as it ships)", repeats: r.size.splitRepeats, idle: true},
-		{name: layoutOnePool, title: "one pool of connections for both, no bucket", mutant: layoutOnePool, repeats: r.size.otherRepeats},
-		{name: layoutOneQueue, title: "naive: one queue, one pool", mutant: layoutOneQueue, repeats: 1},
+		{name: layoutSplit, title: splitTitle, repeats: s.splitRepeats, flood: s.flood, idle: layoutIdle},
+		{name: layoutOnePool, title: onePoolTitle, mutant: layoutOnePool, repeats: s.otherRepeats, flood: s.flood},
+		{name: layoutOneQueue, title: "naive: one queue, one pool", mutant: layoutOneQueue, repeats: 1, flood: s.flood, behind: true},
 	}
-	if !r.cfg.Quick {
+	if s.bucket {
 		all = append(all, variant{
 			name: layoutBucket, title: "split, with a token bucket of " + bucketRate + " mails/s",
-			env: map[string]string{"NOTIFYD_MARKETING_RATE": bucketRate}, repeats: r.size.otherRepeats,
+			env: map[string]string{"NOTIFYD_MARKETING_RATE": bucketRate}, repeats: s.otherRepeats, flood: s.flood,
 		})
 	}
-	return all
+	many := map[string]string{"NOTIFYD_MARKETING_PARALLEL": strconv.Itoa(slowParallel)}
+	return append(all,
+		variant{
+			name: layoutSlowSplit, title: splitTitle, repeats: s.slowRepeats, flood: s.slowFlood, idle: layoutSlowIdle,
+			mailTime: slowMail, env: many,
+		},
+		variant{
+			name: layoutSlowOnePool, title: onePoolTitle, mutant: layoutOnePool, repeats: s.slowRepeats, flood: s.slowFlood,
+			mailTime: slowMail, env: many,
+		},
+	)
+}
+
+// rules of the mail server.
+func (v variant) rules() []smtp.Rule {
+	if v.mailTime == 0 {
+		return nil
+	}
+	return []smtp.Rule{smtp.On(smtp.StageDot, script.Delay).For(v.mailTime).Rule()}
 }
 
 // latencyPart measures tickets idle and under the flood, layout by layout.
 func (r *runner) latencyPart(ctx context.Context) error {
-	r.result.Latency = &Latency{Flood: r.size.flood, PerSecond: r.size.ticketRate}
+	r.result.Latency = &Latency{
+		Flood: r.size.flood, PerSecond: r.size.ticketRate, SlowFlood: r.size.slowFlood, SlowParallel: slowParallel * marketingConsumers,
+	}
 	var errs []error
-	for _, v := range r.variants() {
+	for _, v := range r.size.variants() {
 		if ctx.Err() != nil {
-			return errors.Join(append(errs, context.Cause(ctx))...)
+			return cmp.Or(errors.Join(errs...), context.Cause(ctx))
 		}
 		// A layout that fails costs its own line only.
 		if err := r.measureLayout(ctx, v); err != nil {
@@ -63,7 +95,7 @@ func (r *runner) measureLayout(ctx context.Context, v variant) error {
 	for i := range v.repeats {
 		env := patientEnv()
 		maps.Copy(env, v.env)
-		s, err := r.lab.start(ctx, systemConfig{what: v.name, binaries: bins, env: env})
+		s, err := r.lab.start(ctx, systemConfig{what: v.name, binaries: bins, env: env, rules: v.rules()})
 		if err != nil {
 			return err
 		}
@@ -80,19 +112,19 @@ func (r *runner) measureLayoutOnce(ctx context.Context, s *system, v variant, i 
 	if err := r.quietTickets(ctx, s, "warm", warmUp, clock, nil); err != nil {
 		return err
 	}
-	if v.idle {
-		r.say("latency: idle tickets, %d of %d", i+1, v.repeats)
-		keep := func(rep LatencyRepeat) { r.addLayout(layoutIdle, "idle (split)", rep) }
+	if v.idle != "" {
+		r.say("latency: tickets, %s, %d of %d", v.idle, i+1, v.repeats)
+		keep := func(rep LatencyRepeat) { r.addLayout(v.idle, "idle (split)", v.mailTime, rep) }
 		if err := r.quietTickets(ctx, s, fmt.Sprintf("idle%d", i), r.size.idleTickets, clock, keep); err != nil {
 			return err
 		}
 	}
-	r.say("latency: tickets behind %d marketing mails, %s, %d of %d", r.size.flood, v.name, i+1, v.repeats)
-	rep, err := r.floodedTickets(ctx, s, fmt.Sprintf("flood%d", i), clock)
+	r.say("latency: tickets behind %d marketing mails, %s, %d of %d", v.flood, v.name, i+1, v.repeats)
+	rep, err := r.floodedTickets(ctx, s, fmt.Sprintf("flood%d", i), v, clock)
 	if err != nil {
 		return err
 	}
-	r.addLayout(v.name, v.title, rep)
+	r.addLayout(v.name, v.title, v.mailTime, rep)
 	return nil
 }
 
@@ -120,7 +152,7 @@ func (r *runner) quietTickets(ctx context.Context, s *system, who string, n int,
 
 // floodedTickets queues the whole flood, lets it go, and confirms tickets from
 // that moment on.
-func (r *runner) floodedTickets(ctx context.Context, s *system, who string, clock *wallClock) (LatencyRepeat, error) {
+func (r *runner) floodedTickets(ctx context.Context, s *system, who string, v variant, clock *wallClock) (LatencyRepeat, error) {
 	var out LatencyRepeat
 	all, err := drawTickets(r.cfg.Seed, who, r.size.floodTickets, r.size.ticketRate)
 	if err != nil {
@@ -129,18 +161,14 @@ func (r *runner) floodedTickets(ctx context.Context, s *system, who string, cloc
 	if err := book(ctx, s, all); err != nil {
 		return out, err
 	}
-	release, err := s.holdMarketing()
+	release, err := s.queueFlood(ctx, v.flood)
 	if err != nil {
-		return out, err
-	}
-	if _, err := s.campaign(ctx, r.size.flood); err != nil {
-		release()
 		return out, err
 	}
 	from := release()
 	run := confirm(ctx, s, all)
 	clock.mark()
-	bounded, cancel := context.WithTimeout(ctx, r.size.ticketBound)
+	bounded, cancel := context.WithTimeout(ctx, v.bound(r.size))
 	defer cancel()
 	if err := run.await(bounded, s, clock); err != nil {
 		return out, err
@@ -149,22 +177,19 @@ func (r *runner) floodedTickets(ctx context.Context, s *system, who string, cloc
 		return out, err
 	}
 	s.readLedger()
-	to := run.intended[len(run.intended)-1]
-	for _, a := range run.mails {
-		to = max(to, a.StoredAt)
-	}
+	to := run.end()
 	out = run.latency()
-	out.Queue = queueOverTime(r.size.flood, s.marketing, from, to, 100)
+	out.Queue = queueOverTime(v.flood, s.marketing, from, to, 100)
 	out.MarketingPerSecond = perSecond(s.marketing, from, to)
 	return out, nil
 }
 
 // addLayout adds one repeat to the layout of this name.
-func (r *runner) addLayout(name, title string, rep LatencyRepeat) {
+func (r *runner) addLayout(name, title string, mailTime time.Duration, rep LatencyRepeat) {
 	l := r.result.Latency
 	i := slices.IndexFunc(l.Layouts, func(x Layout) bool { return x.Name == name })
 	if i < 0 {
-		l.Layouts = append(l.Layouts, Layout{Name: name, Title: title})
+		l.Layouts = append(l.Layouts, Layout{Name: name, Title: title, MailMillis: mailTime.Milliseconds()})
 		i = len(l.Layouts) - 1
 	}
 	l.Layouts[i].Repeats = append(l.Layouts[i].Repeats, rep)

@@ -1,5 +1,7 @@
 package benchmarks
 
+import "time"
+
 // Names of the layouts.
 const (
 	layoutIdle     = "idle"
@@ -7,6 +9,24 @@ const (
 	layoutBucket   = "bucket"
 	layoutOnePool  = "one-pool"
 	layoutOneQueue = "one-queue"
+
+	// The same where the mail server takes time for each mail.
+	layoutSlowIdle    = "slow-idle"
+	layoutSlowSplit   = "slow-split"
+	layoutSlowOnePool = "slow-one-pool"
+)
+
+const (
+	// slowMail is what the slow mail server takes for a mail, from the final dot
+	// to its 250.
+	slowMail = 200 * time.Millisecond
+	// slowParallel marketing mails are at work side by side there, in each of two
+	// consumers: who sends to such a server needs many connections. Together they
+	// reach 250 mails/s, far below what two cores do, so that what a ticket waits
+	// for is a connection and not the machine.
+	slowParallel = 25
+	// marketingConsumers of the lane as it ships.
+	marketingConsumers = 2
 )
 
 // bucketRate is the token bucket's of the layout that has one: below what the
@@ -22,6 +42,12 @@ func layoutLabel(name string) string {
 		return "one pool"
 	case layoutOneQueue:
 		return "one queue, one pool"
+	case layoutSlowIdle:
+		return "slow server, idle"
+	case layoutSlowSplit:
+		return "slow server, split"
+	case layoutSlowOnePool:
+		return "slow server, one pool"
 	default:
 		return name
 	}
@@ -38,6 +64,31 @@ func (l *Latency) layout(name string) *Layout {
 		}
 	}
 	return nil
+}
+
+// idle reports that no marketing was there.
+func (l *Layout) idle() bool { return l.Name == layoutIdle || l.Name == layoutSlowIdle }
+
+// idleOf is the idle layout beside the same mail server, nil when it was not
+// measured.
+func (l *Latency) idleOf(lay Layout) *Layout {
+	if lay.MailMillis > 0 {
+		return l.layout(layoutSlowIdle)
+	}
+	return l.layout(layoutIdle)
+}
+
+// byServer tells the layouts whose mail server answers at once from those whose
+// mail server takes time.
+func (l *Latency) byServer() (quick, slow []Layout) {
+	for _, lay := range l.Layouts {
+		if lay.MailMillis > 0 {
+			slow = append(slow, lay)
+		} else {
+			quick = append(quick, lay)
+		}
+	}
+	return quick, slow
 }
 
 func (l *Layout) accepted() []Samples {

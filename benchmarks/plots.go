@@ -26,8 +26,10 @@ type drawing struct {
 func plots() []drawing {
 	return []drawing{
 		{"hops", drawHops},
+		{"growth", drawGrowth},
 		{"latency", drawLatency},
 		{"flood", drawFlood},
+		{"slow", drawSlow},
 		{"queues", drawQueues},
 	}
 }
@@ -124,42 +126,63 @@ func drawHops(r *Result) ([]byte, error) {
 		names = append(names, s.hops)
 	}
 	title := "Idle ticket: median of each hop beside the serial floor"
-	p := newPlot(title, "", "milliseconds")
+	return pairs(title, "median, ms", names,
+		series{"the system, end to end " + millis(quantiles(r.Hops.Total, 0.5).Median), system, palette[0]},
+		series{"serial floor, end to end " + millis(quantiles(r.Hops.FloorTotal, 0.5).Median), floor, palette[1]})
+}
+
+// drawGrowth: the p95 of each hop under the flood, beside its idle one.
+func drawGrowth(r *Result) ([]byte, error) {
+	all := r.Hops.growth()
+	if all == nil {
+		return nil, nil
+	}
+	var idle, flood plotter.Values
+	var names []string
+	for _, g := range all {
+		idle, flood = append(idle, zeroNaN(g.idle95)), append(flood, zeroNaN(g.flood95))
+		names = append(names, g.name)
+	}
+	return pairs("Ticket: p95 of each hop, idle and under the flood", "p95, ms", names,
+		series{"under the flood, end to end " + millis(quantiles(r.Hops.Flooded.Total, 0.95).Median), flood, palette[3]},
+		series{"idle, end to end " + millis(quantiles(r.Hops.Total, 0.95).Median), idle, palette[0]})
+}
+
+// series is one of the two bars that stand at each name.
+type series struct {
+	label string
+	v     plotter.Values
+	c     color.Color
+}
+
+// pairs draws two bars at each name, their figures above them.
+func pairs(title, unit string, names []string, left, right series) ([]byte, error) {
+	p := newPlot(title, "", unit)
 	width := vg.Points(22)
-	bars := func(v plotter.Values, c color.Color, offset vg.Length, label string) error {
-		b, err := plotter.NewBarChart(v, width)
+	for i, s := range []series{left, right} {
+		b, err := plotter.NewBarChart(s.v, width)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		b.Color, b.Offset, b.LineStyle.Width = c, offset, 0
+		b.Color, b.Offset, b.LineStyle.Width = s.c, width*vg.Length(2*i-1)/2, 0
 		p.Add(b)
-		p.Legend.Add(label, b)
-		return nil
-	}
-	if err := bars(system, palette[0], -width/2, "the system, end to end "+millis(quantiles(r.Hops.Total, 0.5).Median)); err != nil {
-		return nil, err
-	}
-	if err := bars(floor, palette[1], width/2, "serial floor, end to end "+millis(quantiles(r.Hops.FloorTotal, 0.5).Median)); err != nil {
-		return nil, err
-	}
-	if err := values(p, system, -0.16); err != nil {
-		return nil, err
-	}
-	if err := values(p, floor, 0.2); err != nil {
-		return nil, err
+		p.Legend.Add(s.label, b)
+		if err := values(p, s.v, b.Offset); err != nil {
+			return nil, err
+		}
 	}
 	p.NominalX(names...)
 	p.Y.Min = 0
-	p.Y.Max = 1.15 * max(slices.Max(system), slices.Max(floor))
+	p.Y.Max = 1.15 * max(slices.Max(left.v), slices.Max(right.v))
 	return encode(title, plotHeight, p)
 }
 
-// values writes each bar's figure above it.
-func values(p *plot.Plot, v plotter.Values, dx float64) error {
+// values writes each bar's figure above it; offset is the bar's.
+func values(p *plot.Plot, v plotter.Values, offset vg.Length) error {
 	labels := plotter.XYLabels{}
 	for i, ms := range v {
 		if ms > 0 {
-			labels.XYs = append(labels.XYs, plotter.XY{X: float64(i) + dx, Y: ms})
+			labels.XYs = append(labels.XYs, plotter.XY{X: float64(i), Y: ms})
 			labels.Labels = append(labels.Labels, fmt.Sprintf("%.2g", ms))
 		}
 	}
@@ -172,7 +195,7 @@ func values(p *plot.Plot, v plotter.Values, dx float64) error {
 		l.TextStyle[i].Font.Size = 9
 		l.TextStyle[i].XAlign = draw.XCenter
 	}
-	l.Offset = vg.Point{Y: 3}
+	l.Offset = vg.Point{X: offset, Y: 3}
 	p.Add(l)
 	return nil
 }
@@ -180,20 +203,36 @@ func values(p *plot.Plot, v plotter.Values, dx float64) error {
 // drawLatency: the share of tickets that were accepted within a time, on a
 // logarithmic axis.
 func drawLatency(r *Result) ([]byte, error) {
-	if r.Latency == nil || len(r.Latency.Layouts) == 0 {
+	if r.Latency == nil {
 		return nil, nil
 	}
-	title := "Tickets: confirmed → accepted by the mail server"
+	quick, _ := r.Latency.byServer()
+	return distributions("Tickets: confirmed → accepted by the mail server", quick)
+}
+
+// drawSlow: the same where the mail server takes time.
+func drawSlow(r *Result) ([]byte, error) {
+	if r.Latency == nil {
+		return nil, nil
+	}
+	_, slow := r.Latency.byServer()
+	if len(slow) == 0 {
+		return nil, nil
+	}
+	return distributions(fmt.Sprintf("Tickets: confirmed → accepted, the mail server takes %s for each mail", millis(float64(slow[0].MailMillis))), slow)
+}
+
+func distributions(title string, layouts []Layout) ([]byte, error) {
 	p := newPlot(title, "latency (logarithmic)", "share of tickets")
 	lo, hi := math.Inf(1), 0.0
-	for i, lay := range r.Latency.Layouts {
+	for i, lay := range layouts {
 		all := pool(lay.accepted())
 		xy := cdf(all)
 		if len(xy) < 2 {
 			continue
 		}
 		lo, hi = min(lo, xy[0].X), max(hi, xy[len(xy)-1].X)
-		l, err := line(palette[i%len(palette)], xy, lay.Name == layoutIdle)
+		l, err := line(palette[i%len(palette)], xy, lay.idle())
 		if err != nil {
 			return nil, err
 		}
@@ -278,8 +317,9 @@ func drawFlood(r *Result) ([]byte, error) {
 	top := newPlot(title, "", "marketing mails waiting")
 	bottom := newPlot("", "seconds since the first ticket", "ticket latency")
 	end, lo, hi := 0.0, math.Inf(1), 0.0
-	for i, lay := range r.Latency.Layouts {
-		if lay.Name == layoutIdle || len(lay.Repeats) == 0 {
+	quick, _ := r.Latency.byServer()
+	for i, lay := range quick {
+		if lay.idle() || len(lay.Repeats) == 0 {
 			continue
 		}
 		rep, c := lay.Repeats[0], palette[i%len(palette)]

@@ -46,7 +46,7 @@ func WriteDocument(r *Result, path string) error {
 func Markdown(r *Result, notes string, drawn map[string]string) string {
 	d := &document{Result: r, drawn: drawn}
 	for _, section := range []func(){
-		d.head, d.goals, d.hops, d.latency, d.queues, d.marketing, d.dead, d.recovery, d.repeat, d.notClaimed,
+		d.head, d.goals, d.hops, d.floodedHops, d.latency, d.queues, d.marketing, d.dead, d.recovery, d.repeat, d.notClaimed,
 	} {
 		section()
 	}
@@ -212,6 +212,66 @@ func (d *document) hops() {
 	}
 }
 
+// grown is what one hop takes longer under the flood.
+type grown struct {
+	name                             string
+	idle50, flood50, idle95, flood95 float64 // ms
+}
+
+// by is the growth of the hop's p95, ms.
+func (g grown) by() float64 { return g.flood95 - g.idle95 }
+
+// growth of each hop, in the order of the way; nil where one of the two was not
+// measured.
+func (h *Hops) growth() []grown {
+	if h == nil || h.Flooded == nil || len(h.Total) == 0 || len(h.Flooded.Total) == 0 || len(h.Hops) != len(h.Flooded.Hops) {
+		return nil
+	}
+	out := make([]grown, len(h.Hops))
+	for i, s := range h.Hops {
+		flooded := h.Flooded.Hops[i].Repeats
+		out[i] = grown{
+			name: s.Name, idle50: quantiles(s.Repeats, 0.5).Median, idle95: quantiles(s.Repeats, 0.95).Median,
+			flood50: quantiles(flooded, 0.5).Median, flood95: quantiles(flooded, 0.95).Median,
+		}
+	}
+	return out
+}
+
+func (d *document) floodedHops() {
+	all := d.Hops.growth()
+	if all == nil {
+		return // the section before says why there are no hops
+	}
+	d.heading("A ticket under the flood, hop by hop")
+	h, f := d.Hops, d.Hops.Flooded
+	d.line("%d tickets in %d repeats through the layout that ships, %d marketing mails queued before the first of them, %s mails/s delivered "+
+		"meanwhile; the same boundaries as above. From the intended time of the confirmation until SENT is committed: p50 %s, p95 %s; "+
+		"idle %s and %s. The write-ahead log is read meanwhile, which costs the flood some CPU time.",
+		pool(f.Total).Len(), len(f.Total), f.Flood, spreadOf(f.MarketingPerSecond), quantiles(f.Total, 0.5).Millis(), quantiles(f.Total, 0.95).Millis(),
+		quantiles(h.Total, 0.5).Millis(), quantiles(h.Total, 0.95).Millis())
+	d.plot("growth", "p95 of each hop, idle and under the flood")
+	var rows [][]any
+	for _, g := range all {
+		rows = append(rows, []any{
+			g.name, millis(g.idle50), millis(g.flood50), millis(g.idle95), millis(g.flood95), signedMillis(g.by()), times(g.flood95 / g.idle95),
+		})
+	}
+	d.rows([]any{"hop", "idle p50", "flood p50", "idle p95", "flood p95", "p95 grows by", "p95 ratio"}, rows)
+	d.line("The p95 of the hops do not add up to that of the whole way: they are not those of the same tickets.")
+	if f.Unplaced > 0 {
+		d.line("%d tickets lacked the evidence of a hop; they count in the total only.", f.Unplaced)
+	}
+}
+
+// signedMillis writes a difference.
+func signedMillis(ms float64) string {
+	if ms < 0 {
+		return "−" + millis(-ms)
+	}
+	return "+" + millis(ms)
+}
+
 func dash(s string) string {
 	if s == "" {
 		return "–"
@@ -230,8 +290,26 @@ func (d *document) latency() {
 	d.line("Poisson arrivals at %g tickets per second; %d marketing mails are queued before the first of them, except where idle. "+
 		"*accepted*: from the intended time of the confirmation until the mail server kept the mail (its ledger); *SENT*: until the row "+
 		"says so (column sent_at). A ticket that did not arrive within the bound counts as ∞.", l.PerSecond, l.Flood)
-	var rows [][]any
-	for _, lay := range l.Layouts {
+	quick, slow := l.byServer()
+	d.layouts(quick)
+	d.plot("latency", "Share of tickets accepted within a time, by layout")
+	d.plot("flood", "Marketing mails that wait, and ticket latency, over time")
+	if len(slow) == 0 {
+		return
+	}
+	d.line("### The same with a mail server that takes %s for each mail", millis(float64(slow[0].MailMillis)))
+	d.line("Above the mail server answers at once: no connection is ever waited for, and one pool looks no worse than two. Here %d marketing "+
+		"mails are at work side by side in every layout, %d are queued, and the cores are not what binds. With one pool those %d stand in "+
+		"line for the connections that tickets need, and a ticket stands behind them; with a pool for each lane (M6-17) a ticket finds a "+
+		"connection free.", l.SlowParallel, l.SlowFlood, l.SlowParallel)
+	d.layouts(slow)
+	d.plot("slow", "Share of tickets accepted within a time where the mail server takes time, by layout")
+}
+
+// layouts writes the tables of some of them.
+func (d *document) layouts(some []Layout) {
+	var rows, made [][]any
+	for _, lay := range some {
 		for _, end := range []struct {
 			name    string
 			repeats []Samples
@@ -243,13 +321,7 @@ func (d *document) latency() {
 				millis(all.Quantile(1)), d.againstIdle(lay, end.name),
 			})
 		}
-	}
-	d.rows([]any{"layout", "until", "tickets, repeats", "p50", "p95", "p99", "max", "p95 against idle"}, rows)
-	d.plot("latency", "Share of tickets accepted within a time, by layout")
-	d.plot("flood", "Marketing mails that wait, and ticket latency, over time")
-	var made [][]any
-	for _, lay := range l.Layouts {
-		if lay.Name == layoutIdle {
+		if lay.idle() {
 			continue
 		}
 		var rate []float64
@@ -260,13 +332,15 @@ func (d *document) latency() {
 		}
 		made = append(made, []any{lay.Title, spreadOf(rate).String(), notMade})
 	}
+	d.rows([]any{"layout", "until", "tickets, repeats", "p50", "p95", "p99", "max", "p95 against idle"}, rows)
 	d.rows([]any{"layout", "marketing mails/s meanwhile", "arrivals not made"}, made)
 }
 
-// againstIdle is the ratio to the idle system of the same run.
+// againstIdle is the ratio to the idle system beside the same mail server, in the
+// same run.
 func (d *document) againstIdle(lay Layout, end string) string {
-	idle := d.Latency.layout(layoutIdle)
-	if idle == nil || lay.Name == layoutIdle {
+	idle := d.Latency.idleOf(lay)
+	if idle == nil || lay.idle() {
 		return "–"
 	}
 	if end == "accepted" {
@@ -417,16 +491,23 @@ func (d *document) repeat() {
 		case p.Error != "":
 			outcome = "failed: " + p.Error
 		}
-		rows = append(rows, []any{p.Name, p.Title, fmt.Sprintf("%.0f s", p.Seconds), fmt.Sprintf("%.2f", p.Load), outcome})
+		rows = append(rows, []any{p.Name, p.Title, fmt.Sprintf("%.0f s", p.Seconds), expected(p), fmt.Sprintf("%.2f", p.Load), outcome})
 	}
-	d.rows([]any{"part", "what", "took", "load average at its start", ""}, rows)
+	d.rows([]any{"part", "what", "took", "expected on two idle cores", "load average at its start", ""}, rows)
+}
+
+func expected(p PartOutcome) string {
+	if p.Expected == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.0f s", p.Expected)
 }
 
 func (d *document) notClaimed() {
 	d.heading("What is not claimed")
 	for _, s := range []string{
 		"That these milliseconds hold elsewhere. One machine, one disk, loopback instead of a network, three broker nodes that share its cores: ratios travel better than times, and not all of them do.",
-		"Anything about a real provider: the mail server is a fake that answers at once.",
+		"Anything about a real provider: the mail server is a fake that answers at once, or after a fixed time where that is said.",
 		"A limit of Postgres, RabbitMQ or Kafka: they run with the settings of a test, next to their clients.",
 		"Tails beyond what the number of samples can show: with n tickets, a p99 rests on n/100 of them.",
 		"Durability under power loss: what fdatasync promises here is what the disk under this machine keeps.",

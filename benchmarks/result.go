@@ -50,6 +50,8 @@ type PartOutcome struct {
 	Name    string  `json:"name"`
 	Title   string  `json:"title"`
 	Seconds float64 `json:"seconds"`
+	// Expected is how long it was thought to take on two idle cores, in seconds.
+	Expected float64 `json:"expected_seconds,omitempty"`
 	// Load is the machine's load average over a minute when the part began.
 	Load float64 `json:"load"`
 	// Error that ended it; what it had measured until then is kept.
@@ -71,9 +73,8 @@ type Stage struct {
 	Repeats []Samples `json:"repeats"`
 }
 
-// Hops is an idle ticket's way, hop by hop, against the serial floor.
-type Hops struct {
-	PerSecond float64 `json:"per_second"` // mean rate of arrivals, both
+// Way is where the time of tickets went.
+type Way struct {
 	// Hops of the system lie end to end: their sum is Total.
 	Hops []Stage `json:"hops"`
 	// Beside are intervals that no ticket waits for.
@@ -81,11 +82,29 @@ type Hops struct {
 	// Total from the intended time of the confirmation until SENT is committed
 	// and the worker knows it.
 	Total []Samples `json:"total"`
+	// Unplaced tickets had a boundary without evidence; they are in Total only.
+	Unplaced int `json:"unplaced"`
+}
+
+// Hops is an idle ticket's way, hop by hop, against the serial floor, and the
+// same way while marketing floods.
+type Hops struct {
+	PerSecond float64 `json:"per_second"` // mean rate of arrivals, all of them
+	Way
 	// Floor steps lie end to end too.
 	Floor      []Stage   `json:"floor"`
 	FloorTotal []Samples `json:"floor_total"`
-	// Unplaced tickets had a boundary without evidence; they are in Total only.
-	Unplaced int `json:"unplaced"`
+	// Flooded is nil where it was not measured.
+	Flooded *FloodedHops `json:"flooded,omitempty"`
+}
+
+// FloodedHops is the way of tickets through the system as it ships, behind a
+// queue of marketing mails.
+type FloodedHops struct {
+	Flood int `json:"flood"` // marketing mails queued before the first ticket
+	Way
+	// MarketingPerSecond that were delivered meanwhile, of each repeat.
+	MarketingPerSecond []float64 `json:"marketing_per_second"`
 }
 
 // Latency is that of tickets, layout by layout.
@@ -93,6 +112,10 @@ type Latency struct {
 	Layouts []Layout `json:"layouts"`
 	// Marketing mails queued before the first ticket of a flooded measurement.
 	Flood int `json:"flood"`
+	// SlowFlood is the same where the mail server takes time for each mail, and
+	// SlowParallel the marketing mails at work side by side there.
+	SlowFlood    int `json:"slow_flood,omitempty"`
+	SlowParallel int `json:"slow_parallel,omitempty"`
 	// PerSecond is the mean rate of ticket arrivals.
 	PerSecond float64 `json:"per_second"`
 }
@@ -101,6 +124,9 @@ type Latency struct {
 type Layout struct {
 	Name  string `json:"name"`  // idle, split, one-pool, one-queue
 	Title string `json:"title"` // for people
+	// MailMillis is the time that the mail server takes for each mail; 0: it
+	// answers at once.
+	MailMillis int64 `json:"mail_ms,omitempty"`
 	// Repeats of the measurement.
 	Repeats []LatencyRepeat `json:"repeats"`
 }

@@ -146,8 +146,11 @@ func (s Spread) String() string {
 
 // Millis is String with a unit, the median's for all three.
 func (s Spread) Millis() string {
-	if s.Median < 1000 || math.IsNaN(s.Median) {
-		return s.String() + map[bool]string{true: "", false: " ms"}[math.IsNaN(s.Median)]
+	switch {
+	case math.IsNaN(s.Median), math.IsInf(s.Median, 1):
+		return s.String()
+	case s.Median < 1000:
+		return s.String() + " ms"
 	}
 	return Spread{Median: s.Median / 1000, Min: s.Min / 1000, Max: s.Max / 1000, N: s.N}.String() + " s"
 }

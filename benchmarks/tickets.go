@@ -44,15 +44,24 @@ func book(ctx context.Context, s *system, all schedule) error {
 	return nil
 }
 
+// keysOf are the dedupe keys of the tickets' mails.
+func keysOf(s *system, all schedule) []string {
+	keys := make([]string, len(all))
+	for i, t := range all {
+		keys[i] = s.Key(t.Op.booking, 1)
+	}
+	return keys
+}
+
 // confirm confirms each booking at its intended time and returns when every
 // client has its answer.
 func confirm(ctx context.Context, s *system, all schedule) *ticketRun {
 	r := &ticketRun{
-		tickets: all, keys: make([]string, len(all)), intended: make([]int64, len(all)), answered: make([]int64, len(all)),
+		tickets: all, keys: keysOf(s, all), intended: make([]int64, len(all)), answered: make([]int64, len(all)),
 	}
 	start := history.Now()
 	for i, t := range all {
-		r.keys[i], r.intended[i] = s.Key(t.Op.booking, 1), start+int64(t.At)
+		r.intended[i] = start + int64(t.At)
 	}
 	driver := loadgen.Driver{Clock: history.Now}
 	loadgen.Drive(ctx, &driver, start, all, func(ctx context.Context, t ticket, _ int64) {
@@ -98,6 +107,16 @@ func (r *ticketRun) arrived(s *system) bool {
 		}
 	}
 	return len(r.mails) >= len(r.keys)-r.notMade
+}
+
+// end of the stretch: when the last of its mails was kept, at the earliest the
+// last intended time.
+func (r *ticketRun) end() int64 {
+	to := r.intended[len(r.intended)-1]
+	for _, a := range r.mails {
+		to = max(to, a.StoredAt)
+	}
+	return to
 }
 
 // samples from the intended times to those that end gives; 0 is missing.
