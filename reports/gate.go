@@ -209,9 +209,8 @@ func gateJSON(g Gate) ([]byte, error) {
 func gateMarkdown(g Gate) ([]byte, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "## Acceptance gate: %s\n\n", g.Verdict)
-	fmt.Fprintf(&b, "%d of %d criteria passed. Seed %d, %s; %s, RabbitMQ %s, Kafka %s (%s).\n\n", g.Passed(), len(g.Criteria), g.Seed,
-		time.Duration(g.Seconds*float64(time.Second)).Round(time.Second), postgresName(g.Versions.Postgres),
-		g.Versions.RabbitMQ, g.Versions.Kafka, g.Versions.KafkaKind)
+	fmt.Fprintf(&b, "%d of %d criteria passed. Seed %d, %s; %s.\n\n", g.Passed(), len(g.Criteria), g.Seed,
+		time.Duration(g.Seconds*float64(time.Second)).Round(time.Second), Parts(g.Versions))
 	if g.Short {
 		fmt.Fprintf(&b, "> **Note.** %s\n\n", ShortNote)
 	}

@@ -59,6 +59,9 @@ func htmlReport(s Summary) ([]byte, error) {
 
 // headline says in a sentence what the verdict means.
 func headline(s Summary) string {
+	if s.NotRun != "" {
+		return "No cell was run: " + s.NotRun
+	}
 	switch s.Verdict {
 	case verify.Pass:
 		return "No mail was lost, and none was delivered twice without the cause that the policy allows."

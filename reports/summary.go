@@ -3,6 +3,7 @@
 package reports
 
 import (
+	"fmt"
 	"time"
 
 	"mailproof/history"
@@ -12,13 +13,23 @@ import (
 
 // Summary is summary.json.
 type Summary struct {
-	Verdict   verify.Verdict `json:"verdict"`
-	Seed      uint64         `json:"seed"`
-	Seconds   float64        `json:"seconds"`
-	Versions  infra.Versions `json:"versions"`
-	RunID     string         `json:"run_id"`
-	Command   string         `json:"command"` // runs it again
-	Scenarios []Scenario     `json:"scenarios"`
+	Verdict  verify.Verdict `json:"verdict"`
+	Seed     uint64         `json:"seed"`
+	Seconds  float64        `json:"seconds"`
+	Versions infra.Versions `json:"versions"`
+	RunID    string         `json:"run_id"`
+	Command  string         `json:"command"` // runs it again
+	// NotRun says why no cell was run, "" for a run that got so far.
+	NotRun    string     `json:"not_run,omitempty"`
+	Scenarios []Scenario `json:"scenarios"`
+}
+
+// Parts names the real parts of a run and their versions.
+func Parts(v infra.Versions) string {
+	if v == (infra.Versions{}) {
+		return "no part was there"
+	}
+	return fmt.Sprintf("%s, RabbitMQ %s, Kafka %s (%s)", postgresName(v.Postgres), v.RabbitMQ, v.Kafka, v.KafkaKind)
 }
 
 // Scenario is the result of one scenario under one policy.

@@ -92,8 +92,10 @@ func whole(s Summary) Summary {
 func markdownReport(s Summary) ([]byte, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# mailproof: %s\n\n", s.Verdict)
-	fmt.Fprintf(&b, "Seed %d, %.0f s, %s, RabbitMQ %s, Kafka %s (%s).\n", s.Seed, s.Seconds,
-		postgresName(s.Versions.Postgres), s.Versions.RabbitMQ, s.Versions.Kafka, s.Versions.KafkaKind)
+	fmt.Fprintf(&b, "Seed %d, %.0f s, %s.\n", s.Seed, s.Seconds, Parts(s.Versions))
+	if s.NotRun != "" {
+		fmt.Fprintf(&b, "No cell was run: %s\n", oneLine(s.NotRun))
+	}
 	fmt.Fprintf(&b, "Run it again: `%s`\n\n", s.Command)
 	b.WriteString("| scenario | policy | verdict | confirmed | delivered | duplicates | lost | unknown | dead | p95 | seconds |\n")
 	b.WriteString("|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")

@@ -193,13 +193,17 @@ func AsksForRealDelays(names []string) bool {
 }
 
 // JudgeGate decides each criterion from the cells of a run. It asks for nothing
-// but the summary, so that it can be asked again.
+// but the summary, so that it can be asked again. Of a run that never got to its
+// cells each criterion has the run's verdict and its reason.
 func JudgeGate(sum reports.Summary, criteria []Criterion, again func(ids ...string) string) reports.Gate {
 	g := reports.Gate{
 		Verdict: verify.Pass, Seed: sum.Seed, Seconds: sum.Seconds, Versions: sum.Versions, RunID: sum.RunID, Command: again(),
 	}
 	for _, c := range criteria {
 		judged := c.judge(sum)
+		if sum.NotRun != "" && len(sum.Scenarios) == 0 {
+			judged = reports.Criterion{ID: c.ID, Text: c.Text, Verdict: sum.Verdict, Reason: "not judged: " + sum.NotRun}
+		}
 		judged.Command = again(c.ID)
 		g.Criteria = append(g.Criteria, judged)
 		g.Verdict = verify.Worse(g.Verdict, judged.Verdict)

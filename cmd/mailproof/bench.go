@@ -110,6 +110,9 @@ func (f benchFlags) again(binary string) string {
 }
 
 func bench(ctx context.Context, binary string, f benchFlags, out io.Writer) error {
+	if err := benchmarks.Knows(f.only); err != nil {
+		return usage(fmt.Errorf("--only: %w", err))
+	}
 	show := &benchLines{out: out, began: time.Now()}
 	show.say(fmt.Sprintf("seed %d, the same again: %s", f.seed, f.again(binary)))
 	if len(f.from) == 0 {

@@ -135,15 +135,15 @@ func (f chaosFlags) validate() error {
 
 func chaos(ctx context.Context, binary string, f chaosFlags, out io.Writer) error {
 	if err := f.validate(); err != nil {
-		return err
+		return usage(err)
 	}
 	chosen, err := scenarios.Select(scenarios.All(scenarios.Draw{RealDelays: f.realDelays}), f.scenarios)
 	if err != nil {
-		return err
+		return usage(err)
 	}
 	// Before anything starts: a typing error should not cost a minute.
 	if err := (&scenarios.Runner{Unplugged: f.unplug}).CheckUnplugged(chosen); err != nil {
-		return fmt.Errorf("--unplug: %w", err)
+		return usage(fmt.Errorf("--unplug: %w", err))
 	}
 	_, err = runScenarios(ctx, binary, f, chosen, out)
 	return err
@@ -163,7 +163,10 @@ func runScenarios(ctx context.Context, binary string, f chaosFlags, chosen []sce
 		LogDir: filepath.Join(dir, "nodes"), Kafka: f.kafka, Provider: f.provider, Overlay: f.overlay, Env: f.env, Progress: show.Part,
 	})
 	if err != nil {
-		return "", err
+		show.end()
+		sum := notRun(dir, f.seed, began, err)
+		sum.Command = f.again(binary)
+		return "", errors.Join(report(out, f, binary, dir, sum), err)
 	}
 	defer func() { err = errors.Join(err, stopLab(ctx, lab)) }()
 	runner := scenarios.Runner{
@@ -173,6 +176,19 @@ func runScenarios(ctx context.Context, binary string, f chaosFlags, chosen []sce
 	sum, err := runner.Run(ctx, chosen)
 	show.end()
 	return dir, errors.Join(report(out, f, binary, dir, sum), err)
+}
+
+// notRun is the summary of a run whose parts did not start: nothing can be said of
+// the system.
+func notRun(dir string, seed uint64, began int64, err error) reports.Summary {
+	sum := reports.Summary{
+		RunID: filepath.Base(dir), Seed: seed, Seconds: time.Duration(history.Now() - began).Seconds(),
+		Verdict: verify.HarnessError, NotRun: "the real parts did not start: " + err.Error(),
+	}
+	if errors.Is(err, errInterrupted) {
+		sum.Verdict, sum.NotRun = verify.Unknown, "interrupted while the real parts started"
+	}
+	return sum
 }
 
 // stopTimeout bounds the stop of all parts.
@@ -211,7 +227,9 @@ func report(out io.Writer, f chaosFlags, binary, dir string, sum reports.Summary
 func closing(out io.Writer, dir string, sum reports.Summary) {
 	t := terminal(out)
 	fmt.Fprintln(out)
-	reports.Table(out, sum, t.colours, t.width)
+	if len(sum.Scenarios) > 0 {
+		reports.Table(out, sum, t.colours, t.width)
+	}
 	for _, sc := range sum.Scenarios {
 		for _, fault := range sc.Faults {
 			if fault.Witness == "" && fault.Reason != "" {
@@ -231,8 +249,10 @@ func closing(out io.Writer, dir string, sum reports.Summary) {
 			fmt.Fprintf(out, "%s %s/%s %s %s: %s\n", finding.Verdict, sc.Name, sc.Policy, finding.Invariant, finding.Key, finding.Text)
 		}
 	}
-	fmt.Fprintf(out, "\n%s  seed %d, %.0f s, Postgres %s, RabbitMQ %s, Kafka %s (%s)\n", t.paint(sum.Verdict), sum.Seed, sum.Seconds,
-		sum.Versions.Postgres, sum.Versions.RabbitMQ, sum.Versions.Kafka, sum.Versions.KafkaKind)
+	fmt.Fprintf(out, "\n%s  seed %d, %.0f s, %s\n", t.paint(sum.Verdict), sum.Seed, sum.Seconds, reports.Parts(sum.Versions))
+	if sum.NotRun != "" {
+		fmt.Fprintf(out, "no cell was run: %s\n", sum.NotRun)
+	}
 	fmt.Fprintf(out, "report: %s\n", filepath.Join(dir, "index.html"))
 }
 

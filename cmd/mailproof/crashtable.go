@@ -90,7 +90,7 @@ func crashTable(ctx context.Context, binary string, f crashTableFlags, out io.Wr
 	}
 	for _, p := range f.points {
 		if !slices.ContainsFunc(scenarios.CrashPoints(), func(c scenarios.CrashPoint) bool { return c.Fits(p) }) {
-			return fmt.Errorf("--point %s: there is no such boundary; --list names them", p)
+			return usage(fmt.Errorf("--point %s: there is no such boundary; --list names them", p))
 		}
 	}
 	table := scenarios.CrashTable{Notes: f.notes}

@@ -40,8 +40,11 @@ where that is set), gate-junit.xml with one case per criterion, and everything
 that "mailproof chaos" leaves. "mailproof check RUN" decides again from the
 evidence.
 
-Exit codes: 0 pass or skipped, 1 fail, 2 unknown, 3 invalid, 4 harness error; the
-worst criterion counts, fail before harness error before unknown before invalid.`,
+Exit codes: 0 pass or skipped, 1 fail, 2 unknown or interrupted, 3 invalid, 4
+harness error; the worst criterion counts, fail before harness error before unknown
+before invalid. 64 is a mistake in the command line. Where the real parts do not
+start, or at Ctrl-C, the same files say of each criterion that it was not judged,
+and why.`,
 		Example: `  mailproof gate                    all eight
   mailproof gate --seed 7           the same workload and faults again
   mailproof gate --only AC5,AC7     some of them
@@ -82,7 +85,7 @@ func gate(ctx context.Context, binary string, f gateFlags, out io.Writer) (err e
 	began := history.Now()
 	criteria, err := scenarios.ChooseCriteria(scenarios.Criteria(), f.only)
 	if err != nil {
-		return err
+		return usage(err)
 	}
 	f.only = idsOf(criteria, len(f.only) > 0)
 	chosen, beside, err := scenarios.GateScenarios(scenarios.All(scenarios.Draw{RealDelays: !f.short}), criteria)
@@ -101,8 +104,16 @@ func gate(ctx context.Context, binary string, f gateFlags, out io.Writer) (err e
 	lab, err := scenarios.StartLab(ctx, scenarios.LabConfig{
 		LogDir: filepath.Join(dir, "nodes"), Kafka: "auto", Progress: show.Part,
 	})
+	judge := func(sum reports.Summary) reports.Gate {
+		sum.Command = f.again(binary)
+		g := scenarios.JudgeGate(sum, criteria, func(ids ...string) string { return f.again(binary, ids...) })
+		g.Only = f.only
+		return g
+	}
 	if err != nil {
-		return err
+		show.end()
+		sum := notRun(dir, f.seed, began, err)
+		return errors.Join(settleGate(out, dir, sum, judge(sum)), err)
 	}
 	defer func() { err = errors.Join(err, stopLab(ctx, lab)) }()
 	runner := scenarios.Runner{
@@ -114,9 +125,7 @@ func gate(ctx context.Context, binary string, f gateFlags, out io.Writer) (err e
 	sum, err := runner.Run(ctx, chosen)
 	show.end()
 	sum.Command = f.again(binary)
-	g := scenarios.JudgeGate(sum, criteria, func(ids ...string) string { return f.again(binary, ids...) })
-	g.Only = f.only
-	return errors.Join(settleGate(out, dir, sum, g), err)
+	return errors.Join(settleGate(out, dir, sum, judge(sum)), err)
 }
 
 // idsOf names the criteria as they are written; none when all were asked for.
@@ -149,9 +158,8 @@ func decision(out io.Writer, dir string, g reports.Gate) error {
 	if len(g.Only) > 0 {
 		only = ", the others were not asked for"
 	}
-	fmt.Fprintf(out, "\n%s  %d of %d criteria passed%s; seed %d, %.0f s, Postgres %s, RabbitMQ %s, Kafka %s (%s)\nreport: %s\n",
-		t.paint(g.Verdict), g.Passed(), len(g.Criteria), only, g.Seed, g.Seconds,
-		g.Versions.Postgres, g.Versions.RabbitMQ, g.Versions.Kafka, g.Versions.KafkaKind, filepath.Join(dir, "gate.md"))
+	fmt.Fprintf(out, "\n%s  %d of %d criteria passed%s; seed %d, %.0f s, %s\nreport: %s\n",
+		t.paint(g.Verdict), g.Passed(), len(g.Criteria), only, g.Seed, g.Seconds, reports.Parts(g.Versions), filepath.Join(dir, "gate.md"))
 	red := g.Red()
 	if len(red) == 0 {
 		return nil

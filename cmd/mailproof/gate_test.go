@@ -1,12 +1,16 @@
 package main
 
 import (
+	"context"
+	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"mailproof/infra/provider"
 	"mailproof/reports"
 	"mailproof/scenarios"
 	"mailproof/verify"
@@ -25,6 +29,64 @@ func TestAnUnknownCriterionIsRefusedBeforeAnythingStarts(t *testing.T) {
 	err := gate(t.Context(), "mailproof", gateFlags{only: []string{"AC9"}, out: out}, &strings.Builder{})
 	require.ErrorContains(t, err, `no criterion is called "AC9"`)
 	require.NoDirExists(t, out)
+}
+
+// TestAGateWhosePartsDoNotStartSaysSoOfEachCriterion: a CI that reads the files
+// finds them, and none of them is green.
+func TestAGateWhosePartsDoNotStartSaysSoOfEachCriterion(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "page.md")
+	t.Setenv("GITHUB_STEP_SUMMARY", page)
+	t.Setenv(provider.Variable, "nowhere")
+	out := t.TempDir()
+	var said strings.Builder
+	err := gate(t.Context(), "bin/mailproof", gateFlags{seed: 7, out: out}, &said)
+	require.Equal(t, 4, exitCode(err, &strings.Builder{}))
+	require.Equal(t, 8, strings.Count(said.String(), "not judged: the real parts did not start: "), said.String())
+	dir := filepath.Join(out, "latest")
+	g, err := reports.ReadGate(dir)
+	require.NoError(t, err)
+	require.Equal(t, verify.HarnessError, g.Verdict)
+	require.Len(t, g.Criteria, 8)
+	for _, c := range g.Criteria {
+		require.Equal(t, verify.HarnessError, c.Verdict, c.ID)
+		require.Contains(t, c.Reason, "nowhere", c.ID)
+		require.Equal(t, "bin/mailproof gate --only "+c.ID+" --seed 7", c.Command)
+	}
+	for name, want := range map[string]string{
+		"gate.md": "no part was there", "gate-junit.xml": `errors="8"`, "summary.json": "not_run", "summary.md": "No cell was run", "index.html": "nowhere",
+	} {
+		body, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		require.Contains(t, string(body), want, name)
+	}
+	body, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(body), "## Acceptance gate: harness-error")
+
+	// Judged again it says the same: there is no evidence that could say more.
+	cmd := checkCommand()
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	cmd.SetOut(&said)
+	cmd.SetArgs([]string{dir})
+	require.Equal(t, 4, exitCode(cmd.Execute(), &strings.Builder{}))
+	again, err := reports.ReadGate(dir)
+	require.NoError(t, err)
+	require.Equal(t, g.Criteria, again.Criteria)
+}
+
+// TestAGateInterruptedBeforeItsCellsIsUnknown: nothing was found, and nothing is
+// green.
+func TestAGateInterruptedBeforeItsCellsIsUnknown(t *testing.T) {
+	t.Setenv("GITHUB_STEP_SUMMARY", "")
+	ctx, interrupt := context.WithCancelCause(t.Context())
+	interrupt(errInterrupted)
+	out := t.TempDir()
+	err := gate(ctx, "bin/mailproof", gateFlags{seed: 7, out: out, only: []string{"AC5"}}, io.Discard)
+	require.Equal(t, 2, exitCode(err, &strings.Builder{}))
+	g, err := reports.ReadGate(filepath.Join(out, "latest"))
+	require.NoError(t, err)
+	require.Equal(t, verify.Unknown, g.Criteria[0].Verdict)
+	require.Equal(t, "not judged: interrupted while the real parts started", g.Criteria[0].Reason)
 }
 
 // redGate is the end of a gate in a folder: its summary has one cell, which

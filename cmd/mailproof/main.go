@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -37,15 +38,15 @@ func (e verdictError) Error() string { return string(e.verdict) }
 func run(args []string) int {
 	ctx, stop := interruptible(os.Stderr)
 	defer stop()
-	root := rootCommand(args[0])
-	root.SetArgs(args[1:])
-	return exitCode(root.ExecuteContext(ctx), os.Stderr)
+	return exitCode(execute(ctx, rootCommand(args[0]), args[1:]), os.Stderr)
 }
 
-// exitCode of the binary: a verdict's own, else that of a harness error.
+// exitCode of the binary: a verdict's own, [exitUsage] for a mistake in the
+// command line, else that of a harness error.
 func exitCode(err error, stderr interface{ WriteString(string) (int, error) }) int {
 	var v verdictError
 	var judged cli.Verdict
+	var mistake usageError
 	switch {
 	case err == nil:
 		return 0
@@ -56,6 +57,9 @@ func exitCode(err error, stderr interface{ WriteString(string) (int, error) }) i
 		return judged.Code
 	case errors.Is(err, errInterrupted):
 		return verify.Unknown.ExitCode()
+	case errors.As(err, &mistake):
+		_, _ = stderr.WriteString("mailproof: " + strings.TrimSpace(err.Error()) + "\n--help says what there is\n")
+		return exitUsage
 	}
 	_, _ = stderr.WriteString("mailproof: " + err.Error() + "\n")
 	return verify.HarnessError.ExitCode()
@@ -93,7 +97,9 @@ func rootCommand(binary string) *cobra.Command {
 queues, workers, SMTP) beside a mail server that misbehaves on purpose, breaks
 every part of it, and judges from evidence.
 
-Exit codes: 0 pass or skipped, 1 fail, 2 unknown, 3 invalid, 4 harness error.`,
+Exit codes: 0 pass or skipped, 1 fail, 2 unknown or interrupted, 3 invalid,
+4 harness error, 64 a mistake in the command line (nothing was started), 130 left
+at a second Ctrl-C.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

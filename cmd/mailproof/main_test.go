@@ -40,6 +40,8 @@ func TestExitCodes(t *testing.T) {
 		{fmt.Errorf("start: %w", errInterrupted), 2},
 		{cli.Verdict{Code: 3, Text: "nothing to judge"}, 3},
 		{errors.New("no Postgres server"), 4},
+		{usage(errors.New("unknown flag: --sead")), 64},
+		{usage(nil), 0},
 	} {
 		var out strings.Builder
 		require.Equal(t, c.code, exitCode(c.err, &out), "%v", c.err)
@@ -53,6 +55,33 @@ func TestVerdictIsNotPrintedAsAnErrorButOthersAre(t *testing.T) {
 	require.Empty(t, out.String())
 	exitCode(errors.New("no Postgres server"), &out)
 	require.Equal(t, "mailproof: no Postgres server\n", out.String())
+}
+
+// TestMistakesInTheCommandLine start nothing and have an exit code of their own:
+// a caller must not take them for a verdict.
+func TestMistakesInTheCommandLine(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"gaet"},
+		{"gate", "--sead", "7"},
+		{"gate", "--seed", "seven"},
+		{"gate", "AC1"},
+		{"gate", "--only", "AC9"},
+		{"bench", "--only", "hoops"},
+		{"chaos", "--scenario", "t9.9"},
+		{"chaos", "--kafka", "redpanda"},
+		{"chaos", "--scenario", "t6.1", "--unplug", "lose-250"},
+		{"crash-table", "--point", "nowhere"},
+		{"mutants", "no-such-defect"},
+		{"check"},
+		{"judge"},
+	} {
+		var out strings.Builder
+		root := rootCommand("mailproof")
+		root.SetOut(io.Discard)
+		require.Equal(t, exitUsage, exitCode(execute(t.Context(), root, args), &out), "%v", args)
+		require.Regexp(t, `(?s)^mailproof: .*\n--help says what there is\n$`, out.String(), "%v", args)
+	}
 }
 
 func TestAgainRepeatsEveryFlagThatMatters(t *testing.T) {

@@ -71,7 +71,7 @@ func runMutants(ctx context.Context, binary string, f mutantsFlags, out io.Write
 	}
 	chosen, err := chooseMutants(all, f.only)
 	if err != nil {
-		return err
+		return usage(err)
 	}
 	if f.list {
 		listMutants(out, chosen)
@@ -164,7 +164,11 @@ func plant(ctx context.Context, binary string, f mutantsFlags, m mutants.Mutant,
 	if err != nil && !errors.As(err, &verdict) {
 		return reports.Summary{}, err
 	}
-	return reports.Read(filepath.Join(run.out, "latest"))
+	sum, err := reports.Read(filepath.Join(run.out, "latest"))
+	if err == nil && sum.NotRun != "" {
+		err = errors.New(sum.NotRun)
+	}
+	return sum, err
 }
 
 // findings returns the first failure by the wanted invariant (else the first
