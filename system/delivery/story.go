@@ -34,7 +34,7 @@ SELECT o.event_id::text, o.event_type, o.created_at, o.published_at, o.dead_at
 FROM outbox o WHERE o.event_id = ANY(ARRAY(
   SELECT ` + mailEventID + `
   FROM (SELECT n.id, v.version, t.told FROM notifications n, generate_series(1, n.version) AS v(version),
-    unnest(ARRAY['EmailSent', 'EmailFailed', 'EmailCancelled', 'EmailCancelTooLate']) AS t(told) WHERE n.id = $1) AS m))
+    unnest(ARRAY['EmailSent', 'EmailFailed', 'EmailCancelled', 'EmailCancelTooLate', 'EmailBounced']) AS t(told) WHERE n.id = $1) AS m))
 ORDER BY o.id`
 
 // ByBooking lists the mails of a booking, the oldest first, at most limit.

@@ -115,7 +115,8 @@ func waitForSchema(ctx context.Context, pool *pgxpool.Pool, r patience.Retrier) 
 		var ok bool
 		err := pool.QueryRow(ctx, `SELECT to_regclass('notifications') IS NOT NULL AND to_regclass('alerts') IS NOT NULL
 			AND to_regclass('parked_events') IS NOT NULL AND to_regclass('cancelled_bookings') IS NOT NULL
-			AND to_regclass('dlq_audit') IS NOT NULL AND to_regclass('outbox') IS NOT NULL`).Scan(&ok)
+			AND to_regclass('dlq_audit') IS NOT NULL AND to_regclass('provider_reports') IS NOT NULL
+			AND to_regclass('outbox') IS NOT NULL`).Scan(&ok)
 		if err == nil && !ok {
 			err = errNoSchema
 		}
@@ -326,6 +327,7 @@ func build(ctx context.Context, cfg config.Config, log *slog.Logger) (*service, 
 	}
 	s.retry = patienceOf(log, s.metrics, cfg.StatementTimeout)
 	s.metrics.StartCounters(sweeper.Causes(), alerts.Kinds())
+	s.metrics.StartWebhooks([]string{contract.TicketConfirmation.Lane(), contract.Marketing.Lane()}, webhook.Results(), webhook.Events())
 	s.metrics.Limit("lease", cfg.Lease.Seconds())
 	s.metrics.Limit("send_deadline", cfg.SendDeadline.Seconds())
 	s.metrics.Registry.MustRegister(observe.Pool("notifyd_", pool.Stat))
@@ -509,7 +511,7 @@ func (s *service) webhooks() (http.Handler, error) {
 		return nil, nil
 	}
 	h, err := webhook.New(webhook.Config{
-		Secret: s.cfg.ResendWebhookSecret, Store: s.store, Tag: mail.ResendTagKey, KeyOf: mail.ResendTagged,
+		Secret: s.cfg.ResendWebhookSecret, Store: s.store, Reports: webhook.Reports{DB: s.pool}, Tag: mail.ResendTagKey, KeyOf: mail.ResendTagged,
 		Count: s.metrics, Log: s.log, Timeout: s.cfg.StatementTimeout,
 	})
 	if err != nil {
@@ -529,7 +531,7 @@ func (s *service) operator() dlq.Operator {
 // campaigns takes mails in whether or not this process has marketing workers.
 func (s *service) campaigns() *campaign.Service {
 	return campaign.New(campaign.Config{
-		Store: s.bulkStore, Ring: s.bulkRing, Retry: s.retry, Metrics: s.metrics, Log: s.log, Hopeless: hopeless,
+		Store: s.bulkStore, Reports: webhook.Reports{DB: s.bulkPool}, Ring: s.bulkRing, Retry: s.retry, Metrics: s.metrics, Log: s.log, Hopeless: hopeless,
 		Tiers: s.cfg.RetryDelays,
 		// A publish that is repeated once still counts.
 		Step: 2 * s.cfg.ConfirmTimeout,

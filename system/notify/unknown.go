@@ -15,6 +15,7 @@ import (
 	"mailproof/system/notify/patience"
 	"mailproof/system/notify/reconciler"
 	"mailproof/system/notify/trace"
+	"mailproof/system/notify/webhook"
 )
 
 // keyLifetime bounds repetitions where the receiver deduplicates.
@@ -127,7 +128,7 @@ type Offline struct{ s *service }
 
 // Trace tells the story of a dedupe key, or of a booking.
 func (o Offline) Trace(ctx context.Context, asked string) (trace.Story, error) {
-	t := trace.Tracer{Store: o.s.store, Audit: dlq.Audit{DB: o.s.pool}}
+	t := trace.Tracer{Store: o.s.store, Audit: dlq.Audit{DB: o.s.pool}, Reports: webhook.Reports{DB: o.s.pool}}
 	if o.s.cfg.ProviderLogURL != "" {
 		log, err := reconciler.NewHTTPLog(o.s.cfg.ProviderLogURL, o.s.cfg.Transport == "smtp")
 		if err != nil {

@@ -79,9 +79,16 @@ type Store interface {
 	Campaign(ctx context.Context, id string) (delivery.CampaignState, error)
 }
 
+// Reports counts what the mail provider told of a campaign's mails after it had
+// taken them, by event.
+type Reports interface {
+	OfCampaign(ctx context.Context, id string) (map[string]int64, error)
+}
+
 // Config of the service.
 type Config struct {
 	Store   Store
+	Reports Reports
 	Ring    doorbell.Ringer
 	Retry   patience.Retrier
 	Metrics *metrics.Set
@@ -196,12 +203,18 @@ func (s *Service) Show(ctx context.Context, id string) (State, error) {
 		return State{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	var c delivery.CampaignState
+	var reports map[string]int64
 	err := s.step(ctx, "count campaign", func(ctx context.Context) error {
 		var err error
-		c, err = s.cfg.Store.Campaign(ctx, id)
+		if c, err = s.cfg.Store.Campaign(ctx, id); err != nil {
+			return err
+		}
+		reports, err = s.cfg.Reports.OfCampaign(ctx, id)
 		return err
 	})
-	return stateOf(id, c), err
+	state := stateOf(id, c)
+	state.Reports = reports
+	return state, err
 }
 
 // step repeats f until it succeeds or its time is over.

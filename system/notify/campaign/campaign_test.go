@@ -152,12 +152,17 @@ func (w *world) Publish(_ context.Context, msgs []amqp.Message) []error {
 }
 
 // service is that of a new process.
+// OfCampaign is what the provider told.
+func (*world) OfCampaign(context.Context, string) (map[string]int64, error) {
+	return map[string]int64{"bounced": 1}, nil
+}
+
 func (w *world) service(change ...func(*Config)) *Service {
 	m := metrics.New()
 	quick := patience.Backoff{First: time.Microsecond, Max: time.Microsecond}
 	log := slog.New(slog.NewTextHandler(&w.log, nil))
 	cfg := Config{
-		Store: w, Metrics: m, Log: log, Step: time.Second, Window: 1, Batch: 2, Tiers: []time.Duration{10 * time.Second, time.Minute},
+		Store: w, Reports: w, Metrics: m, Log: log, Step: time.Second, Window: 1, Batch: 2, Tiers: []time.Duration{10 * time.Second, time.Minute},
 		Ring:     doorbell.Ringer{Publisher: w, Backoff: quick, Log: slog.New(slog.DiscardHandler), Count: m},
 		Retry:    patience.Retrier{Backoff: quick, Log: slog.New(slog.DiscardHandler), Count: m},
 		Hopeless: func(err error) bool { return errors.Is(err, errDied) },
@@ -475,5 +480,7 @@ func TestShow(t *testing.T) {
 	require.NoError(t, err)
 	s, err := w.service().Show(t.Context(), "spring")
 	require.NoError(t, err)
-	require.Equal(t, State{Campaign: "spring", Total: 5, Counts: map[string]int64{"pending": 5}}, s)
+	require.Equal(t, State{
+		Campaign: "spring", Total: 5, Counts: map[string]int64{"pending": 5}, Reports: map[string]int64{"bounced": 1},
+	}, s)
 }

@@ -14,7 +14,10 @@ type State struct {
 	StoppedAt *time.Time `json:"stopped_at,omitempty"`
 	Total     int64      `json:"total"`
 	// Counts by status in lower case; a status without mails is left out.
-	Counts        map[string]int64 `json:"counts"`
+	Counts map[string]int64 `json:"counts"`
+	// Reports are SENT mails of which the provider told more: bounced, complained,
+	// failed, suppressed.
+	Reports       map[string]int64 `json:"provider_reports,omitempty"`
 	FirstAccepted *time.Time       `json:"first_accepted,omitempty"`
 	LastAccepted  *time.Time       `json:"last_accepted,omitempty"`
 	FirstSent     *time.Time       `json:"first_sent,omitempty"`

@@ -32,6 +32,7 @@ type Set struct {
 	waits       *prometheus.CounterVec
 	reconciled  *prometheus.CounterVec
 	webhooks    *prometheus.CounterVec
+	reports     *prometheus.CounterVec
 	throttles   *prometheus.CounterVec
 	held        *prometheus.CounterVec
 	amqp        *prometheus.CounterVec
@@ -70,6 +71,7 @@ func New() *Set {
 	s.rescues = s.counter("sweeper_rescues_total", "rows that only the sweeper moved, by cause; each should be explained by a fault", "cause")
 	s.alerts = s.counter("alerts_total", "alerts raised for the first time", "kind")
 	s.webhooks = s.counter("webhooks_total", "requests of the mail provider by result: found, known, bounced, not-yet, ignored, refused, failed, conflict", "result")
+	s.reports = s.counter("provider_reports_total", "mails that the provider took and then told more of, each once by event: bounced, complained, failed, suppressed", "lane", "event")
 	s.reconciled = s.counter("reconciled_total", "looks at an UNKNOWN mail by result: found, absent, asked, open, moved-on, failed", "result")
 	s.waits = s.counter("dependency_waits_total", "failed calls to a dependency that are repeated", "duty")
 	s.sendSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -146,6 +148,18 @@ func (s *Set) Start(lane string, tiers []string) {
 	}
 	s.inFlight.WithLabelValues(lane)
 	s.lanePaused.WithLabelValues(lane)
+}
+
+// StartWebhooks shows at zero what the provider's webhooks count.
+func (s *Set) StartWebhooks(lanes, results, events []string) {
+	for _, r := range results {
+		s.webhooks.WithLabelValues(r)
+	}
+	for _, lane := range lanes {
+		for _, e := range events {
+			s.reports.WithLabelValues(lane, e)
+		}
+	}
 }
 
 // StartCounters shows the other counters at zero. The values are the labels that
@@ -323,6 +337,10 @@ func (s *Set) Reconciled(result string) { s.reconciled.WithLabelValues(result).I
 
 // Webhook counts a request of the mail provider.
 func (s *Set) Webhook(result string) { s.webhooks.WithLabelValues(result).Inc() }
+
+// ProviderReport counts a mail that came back, or that its recipient complained
+// of.
+func (s *Set) ProviderReport(lane, event string) { s.reports.WithLabelValues(lane, event).Inc() }
 
 // Wait counts a failed call to a dependency.
 func (s *Set) Wait(duty string) { s.waits.WithLabelValues(duty).Inc() }

@@ -17,6 +17,7 @@ func explain(s Story) []string {
 	out := rowsOfOneIntent(s)
 	for _, m := range s.Mails {
 		out = append(out, copies(m)...)
+		out = append(out, reported(m)...)
 		out = append(out, cancelled(s, m)...)
 	}
 	return out
@@ -105,6 +106,19 @@ func copies(m Mail) []string {
 		out = append(out, m.DedupeKey+": the provider's log has one copy")
 	case m.Status == "SENT" && m.ProviderNote != "":
 		out = append(out, m.DedupeKey+": provider: "+m.ProviderNote)
+	}
+	return out
+}
+
+// reported: did the provider give it back after it had taken it?
+func reported(m Mail) []string {
+	var out []string
+	for _, r := range m.Reports {
+		what := "the recipient does not have it. Send it again to another address, or after the provider's list of suppressed addresses was mended"
+		if r.Event == "complained" {
+			what = "it arrived, and the recipient called it spam"
+		}
+		out = append(out, fmt.Sprintf("%s: %s by the provider's word (%s): %s", m.DedupeKey, r.Event, orNone(r.Reason), what))
 	}
 	return out
 }

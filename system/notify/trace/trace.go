@@ -22,6 +22,7 @@ import (
 	"mailproof/system/notify/dlq"
 	"mailproof/system/notify/logging"
 	"mailproof/system/notify/reconciler"
+	"mailproof/system/notify/webhook"
 )
 
 // Store is what is read of the rows.
@@ -38,10 +39,16 @@ type Audit interface {
 	Of(ctx context.Context, id uuid.UUID) ([]dlq.Entry, error)
 }
 
+// Reports is what the provider told of a mail after it had taken it.
+type Reports interface {
+	Of(ctx context.Context, id uuid.UUID) ([]webhook.Report, error)
+}
+
 // Tracer reads.
 type Tracer struct {
-	Store Store
-	Audit Audit
+	Store   Store
+	Audit   Audit
+	Reports Reports
 	// Log of the provider; nil where there is none to ask.
 	Log reconciler.Log
 }
@@ -71,6 +78,7 @@ type Mail struct {
 	Alerts       []delivery.RaisedAlert `json:"alerts,omitempty"`
 	Events       []delivery.ToldEvent   `json:"mail_events,omitempty"`
 	Audit        []dlq.Entry            `json:"audit,omitempty"`
+	Reports      []webhook.Report       `json:"provider_reports,omitempty"`
 	Provider     []ProviderLine         `json:"provider_log,omitempty"`
 	ProviderNote string                 `json:"provider_note,omitempty"`
 }
@@ -151,6 +159,12 @@ func (t Tracer) mail(ctx context.Context, r delivery.Row) (Mail, error) {
 	if m.Audit, err = t.Audit.Of(ctx, r.ID); err != nil {
 		return m, err
 	}
+	if m.Reports, err = t.Reports.Of(ctx, r.ID); err != nil {
+		return m, err
+	}
+	for i := range m.Reports {
+		m.Reports[i].Reason = logging.Mask(m.Reports[i].Reason)
+	}
 	m.Provider, m.ProviderNote = t.provider(ctx, r)
 	return m, nil
 }
@@ -203,6 +217,9 @@ func timeline(s Story) []Moment {
 		}
 		for _, a := range m.Alerts {
 			add(&a.CreatedAt, m.DedupeKey, "alert %s: %s", a.Kind, a.Details)
+		}
+		for _, r := range m.Reports {
+			add(&r.ToldAt, m.DedupeKey, "the provider told that it was %s: %s", r.Event, orNone(r.Reason))
 		}
 		for _, e := range m.Audit {
 			add(&e.At, m.DedupeKey, "%s by %s: %s", e.Action, e.Actor, orNone(e.Reason))

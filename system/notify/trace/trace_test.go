@@ -8,6 +8,7 @@ import (
 
 	"mailproof/system/delivery"
 	"mailproof/system/notify/dlq"
+	"mailproof/system/notify/webhook"
 )
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -49,6 +50,8 @@ func TestFindings(t *testing.T) {
 		"open try, then sent":     {Story{Mails: []Mail{sent(func(m *Mail) { m.Attempts, m.Unsettled = 2, 2 })}}, []string{"2 tries, of which 1 ended without a known outcome"}, nil},
 		"provider has two copies": {Story{Mails: []Mail{sent(func(m *Mail) { m.Provider = []ProviderLine{{Event: "stored"}, {Event: "stored"}} })}}, []string{"2 copies"}, nil},
 		"provider has one copy":   {Story{Mails: []Mail{sent(func(m *Mail) { m.Provider = []ProviderLine{{Event: "stored"}, {Event: "closed"}} })}}, []string{"one copy"}, nil},
+		"came back":               {Story{Mails: []Mail{sent(func(m *Mail) { m.Reports = []webhook.Report{{Event: "suppressed", Reason: "on the list"}} })}}, []string{"suppressed by the provider's word (on the list)", "does not have it"}, nil},
+		"called spam":             {Story{Mails: []Mail{sent(func(m *Mail) { m.Reports = []webhook.Report{{Event: "complained"}} })}}, []string{"called it spam"}, []string{"does not have it"}},
 		"sent again": {Story{Mails: []Mail{
 			sent(func(m *Mail) { m.Audit = []dlq.Entry{{Action: "send-again", Actor: "anna", Reason: "deleted it"}} }),
 			sent(func(m *Mail) { m.ID, m.DedupeKey = "2", "ticket:b:resend:1" }),
@@ -93,6 +96,7 @@ func TestTimeline(t *testing.T) {
 		m.Alerts = []delivery.RaisedAlert{{Kind: "mail-unknown", Details: "no reply", CreatedAt: *at(1)}}
 		m.Events = []delivery.ToldEvent{{EventID: "e", Type: "EmailSent", CreatedAt: *at(2), PublishedAt: published}}
 		m.Audit = []dlq.Entry{{Action: "replay", Actor: "anna", At: *at(3)}}
+		m.Reports = []webhook.Report{{Event: "bounced", Reason: "no such mailbox", ToldAt: *at(4)}}
 	})
 	moments := timeline(Story{Mails: []Mail{m}, Cancel: &delivery.BookingCancel{Generation: 1, CancelledAt: *at(5)}})
 	var last time.Time
@@ -100,9 +104,9 @@ func TestTimeline(t *testing.T) {
 		require.False(t, x.At.Before(last), x.What)
 		last = x.At
 	}
-	require.Len(t, moments, 9)
+	require.Len(t, moments, 10)
 	require.Contains(t, moments[0].What, "written by the booking service")
-	require.Contains(t, moments[8].What, "cancel of generation 1")
+	require.Contains(t, moments[9].What, "cancel of generation 1")
 	made, ok := madeAt("019580b2-1c00-7000-8000-000000000000")
 	require.True(t, ok)
 	require.Equal(t, int64(0x019580b21c00), made.UnixMilli())

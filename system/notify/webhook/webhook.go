@@ -3,8 +3,10 @@
 // UNKNOWN, and the only one to learn that a mail came back (A2-14).
 //
 //	email.sent, delivered, delivery_delayed,    the provider has a copy: UNKNOWN becomes SENT
-//	opened, clicked, complained
-//	email.bounced, failed, suppressed           the same, and EmailBounced is told
+//	opened, clicked
+//	email.bounced, failed, suppressed           the same, EmailBounced is told, and the
+//	                                            reason is kept in table provider_reports
+//	email.complained                            the same without EmailBounced: it arrived
 //	any other event                             nothing
 //
 // What it guarantees:
@@ -16,7 +18,7 @@
 //     provider repeats every other one; that is also how an event is put off
 //     that comes before the outcome of the try is known.
 //   - Duplicates and any order are harmless: SENT is final, and a bounce is one
-//     event however often it is told.
+//     event and one report however often it is told.
 //   - Absence is never concluded: an event that did not come proves nothing.
 //
 // It must not send mails, and must not import a mail client.
@@ -33,6 +35,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -57,6 +60,12 @@ type Store interface {
 	Bounced(ctx context.Context, key string) error
 }
 
+// ReportStore keeps what came of a mail after it was taken; false: it was told
+// before. [Reports] is one.
+type ReportStore interface {
+	Write(ctx context.Context, mail uuid.UUID, r Report) (bool, error)
+}
+
 // Result of one request.
 type Result string
 
@@ -64,7 +73,7 @@ type Result string
 const (
 	Found   Result = "found"    // a mail that was UNKNOWN is SENT
 	Known   Result = "known"    // it was SENT already
-	Bounced Result = "bounced"  // EmailBounced is told
+	Bounced Result = "bounced"  // it came back: EmailBounced is told, if it was a booking's
 	NotYet  Result = "not-yet"  // its try has not ended: the provider shall repeat it
 	Ignored Result = "ignored"  // no mail of ours, or an event that says nothing
 	Refused Result = "refused"  // not signed by the provider, or too old
@@ -72,14 +81,28 @@ const (
 	Against Result = "conflict" // the provider has a copy of a mail that ended unsent
 )
 
-// Counter counts requests by result.
-type Counter interface{ Webhook(result string) }
+// Results lists them.
+func Results() []string {
+	var out []string
+	for _, r := range []Result{Found, Known, Bounced, NotYet, Ignored, Refused, Failing, Against} {
+		out = append(out, string(r))
+	}
+	return out
+}
+
+// Counter counts requests by result, and reports by lane and event: each report
+// once.
+type Counter interface {
+	Webhook(result string)
+	ProviderReport(lane, event string)
+}
 
 // Config of the handler.
 type Config struct {
 	// Secret is the webhook's signing secret, whsec_ and base64.
-	Secret string
-	Store  Store
+	Secret  string
+	Store   Store
+	Reports ReportStore
 	// KeyOf reads the key from the tag that the mails carry; Tag is its name.
 	Tag   string
 	KeyOf func(tag string) (key string, ok bool)
@@ -149,7 +172,30 @@ type event struct {
 	Data struct {
 		EmailID string `json:"email_id"`
 		Tags    tags   `json:"tags"`
+		// One of them in an event of that type.
+		Bounce     reason `json:"bounce"`
+		Failed     reason `json:"failed"`
+		Suppressed reason `json:"suppressed"`
 	} `json:"data"`
+}
+
+// reason that the provider gives, with the fields that it has for any type.
+type reason struct {
+	Type       string   `json:"type"`
+	SubType    string   `json:"subType"`
+	Reason     string   `json:"reason"`
+	Message    string   `json:"message"`
+	Diagnostic []string `json:"diagnosticCode"`
+}
+
+func (r reason) String() string {
+	words := append([]string{r.Type, r.SubType, r.Reason, r.Message}, r.Diagnostic...)
+	return strings.Join(slices.DeleteFunc(words, func(s string) bool { return s == "" }), ", ")
+}
+
+// reason of the event; at most one of the three is there.
+func (e event) reason() string {
+	return e.Data.Bounce.String() + e.Data.Failed.String() + e.Data.Suppressed.String()
 }
 
 // tags are an object of names and values, or a list of both as in the API.
@@ -170,24 +216,46 @@ func (t *tags) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// meaning of the events: whether each says that the mail came back.
-var meaning = map[string]bool{
-	"email.sent": false, "email.delivered": false, "email.delivery_delayed": false, "email.complained": false,
-	"email.opened": false, "email.clicked": false,
-	"email.bounced": true, "email.failed": true, "email.suppressed": true,
+// meaning of an event beyond that the provider has a copy.
+type meaning struct {
+	// reported under this name; empty: nothing more is to be known.
+	reported string
+	// returned: nobody will have read the mail.
+	returned bool
+}
+
+// meanings of the events (https://resend.com/docs/webhooks/event-types). failed
+// comes when the provider gives up a mail that it took, suppressed when it did
+// not try since the address is on the account's list.
+var meanings = map[string]meaning{
+	"email.sent": {}, "email.delivered": {}, "email.delivery_delayed": {}, "email.opened": {}, "email.clicked": {},
+	"email.bounced": {"bounced", true}, "email.failed": {"failed", true}, "email.suppressed": {"suppressed", true},
+	"email.complained": {"complained", false},
+}
+
+// Events lists what a report may be about.
+func Events() []string {
+	var out []string
+	for _, m := range meanings {
+		if m.reported != "" {
+			out = append(out, m.reported)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 func (h *Handler) hear(ctx context.Context, w http.ResponseWriter, e event) {
 	key, tagged := h.cfg.KeyOf(e.Data.Tags[h.cfg.Tag])
-	returned, tells := meaning[e.Type]
+	means, tells := meanings[e.Type]
 	at := []any{logging.DedupeKey, key, logging.ProviderID, e.Data.EmailID, "type", e.Type}
 	if !tagged || !tells || e.Data.EmailID == "" {
 		h.done(w, Ignored, http.StatusOK, "webhook says nothing of a mail of ours", at...)
 		return
 	}
-	res, err := h.settle(ctx, key, e.Data.EmailID)
-	if err == nil && returned && (res == Found || res == Known) {
-		if err = h.cfg.Store.Bounced(ctx, key); err == nil {
+	row, res, err := h.settle(ctx, key, e.Data.EmailID)
+	if err == nil && means.reported != "" && (res == Found || res == Known) {
+		if err = h.report(ctx, row, means, e); err == nil && means.returned {
 			res = Bounced
 		}
 	}
@@ -201,34 +269,49 @@ func (h *Handler) hear(ctx context.Context, w http.ResponseWriter, e event) {
 	}
 }
 
+// report keeps what became of a mail that is SENT, and tells the booking side of
+// one that came back. Either may be repeated.
+func (h *Handler) report(ctx context.Context, row delivery.Row, means meaning, e event) error {
+	if means.returned {
+		if err := h.cfg.Store.Bounced(ctx, row.DedupeKey); err != nil {
+			return err
+		}
+	}
+	fresh, err := h.cfg.Reports.Write(ctx, row.ID, Report{Event: means.reported, ProviderID: e.Data.EmailID, Reason: e.reason()})
+	if err == nil && fresh {
+		h.cfg.Count.ProviderReport(row.Type.Lane(), means.reported)
+	}
+	return err
+}
+
 // settle makes a row SENT whose copy the provider has.
-func (h *Handler) settle(ctx context.Context, key, providerID string) (Result, error) {
+func (h *Handler) settle(ctx context.Context, key, providerID string) (delivery.Row, Result, error) {
 	row, err := h.cfg.Store.ByKey(ctx, key)
 	if errors.Is(err, delivery.ErrNoRow) {
-		return Ignored, nil
+		return row, Ignored, nil
 	}
 	if err != nil {
-		return Failing, err
+		return row, Failing, err
 	}
 	if row.Status == delivery.Unknown {
 		out, err := h.cfg.Store.Found(ctx, row.ID, providerID)
 		if err != nil {
-			return Failing, err
+			return row, Failing, err
 		}
 		if out.Applied {
-			return Found, nil
+			return out.Row, Found, nil
 		}
 		row = out.Row
 	}
 	switch row.Status {
 	case delivery.Sent:
-		return Known, nil
+		return row, Known, nil
 	case delivery.Dead, delivery.Cancelled, delivery.Expired:
-		return Against, nil
+		return row, Against, nil
 	default:
 		// A worker has it, or it waits for one: the outcome of the try that made
 		// this copy is not written down yet.
-		return NotYet, nil
+		return row, NotYet, nil
 	}
 }
 

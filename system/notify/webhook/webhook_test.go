@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"mailproof/fakes/resendapi"
+	"mailproof/system/contract"
 	"mailproof/system/delivery"
 	"mailproof/system/mail"
 )
@@ -27,6 +28,8 @@ type rows struct {
 	mu      sync.Mutex
 	all     map[string]*delivery.Row
 	bounced map[string]int
+	reports map[string]Report // by key and event
+	counted []string          // lane and event
 	results map[Result]int
 	away    bool
 }
@@ -69,6 +72,27 @@ func (r *rows) Bounced(_ context.Context, key string) error {
 	return nil
 }
 
+func (r *rows) Write(_ context.Context, id uuid.UUID, rep Report) (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key, row := range r.all {
+		if row.ID != id {
+			continue
+		}
+		at := key + " " + rep.Event
+		_, known := r.reports[at]
+		r.reports[at] = rep
+		return !known, nil
+	}
+	return false, delivery.ErrNoRow
+}
+
+func (r *rows) ProviderReport(lane, event string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.counted = append(r.counted, lane+" "+event)
+}
+
 func (r *rows) Webhook(result string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -102,15 +126,15 @@ type bench struct {
 
 func newBench(t *testing.T, rules ...resendapi.Builder) *bench {
 	t.Helper()
-	b := &bench{t, resendapi.NewServer(t, rules...), &rows{all: map[string]*delivery.Row{}, bounced: map[string]int{}, results: map[Result]int{}}}
+	b := &bench{t, resendapi.NewServer(t, rules...), &rows{all: map[string]*delivery.Row{}, bounced: map[string]int{}, reports: map[string]Report{}, results: map[Result]int{}}}
 	var handler http.Handler
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handler.ServeHTTP(w, r) }))
 	t.Cleanup(srv.Close)
-	answer := b.call("/webhooks", fmt.Sprintf(`{"endpoint":%q,"events":["email.sent","email.delivered","email.bounced","email.complained","email.suppressed"]}`, srv.URL))
+	answer := b.call("/webhooks", fmt.Sprintf(`{"endpoint":%q,"events":["email.sent","email.delivered","email.bounced","email.complained","email.suppressed","email.failed"]}`, srv.URL))
 	_, rest, _ := strings.Cut(answer, `"signing_secret":"`)
 	secret, _, _ := strings.Cut(rest, `"`)
 	h, err := New(Config{
-		Secret: secret, Store: b.rows, Tag: mail.ResendTagKey, KeyOf: mail.ResendTagged,
+		Secret: secret, Store: b.rows, Reports: b.rows, Tag: mail.ResendTagKey, KeyOf: mail.ResendTagged,
 		Count: b.rows, Log: slog.New(slog.DiscardHandler), Timeout: time.Minute,
 	})
 	require.NoError(t, err)
@@ -179,14 +203,51 @@ func TestDuplicatesAndAnyOrderAreHarmless(t *testing.T) {
 	require.Equal(t, delivery.Sent, b.status("ticket:gone"))
 	require.Equal(t, delivery.Sent, b.status("ticket:angry"))
 	require.Equal(t, map[string]int{"ticket:gone": 2}, b.bounced, "the statement makes one event of both")
+	require.ElementsMatch(t, []string{"ticket bounced", "ticket complained"}, b.counted, "each once")
 }
 
-func TestASuppressedMailDidNotArrive(t *testing.T) {
+// Whatever the provider tells of a mail after it took it is kept with its reason
+// and counted by lane and type, a marketing mail's too, of which no booking is
+// told.
+func TestWhatBecameOfATakenMailIsReported(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, resendapi.On(resendapi.StageLifecycle, resendapi.Suppress))
-	b.set(key, delivery.Sent)
-	b.send(key, "ann@x.test")
-	b.eventually(func() bool { return b.count(Bounced) == 1 })
+	for event, c := range map[string]struct {
+		how      resendapi.Builder
+		returned bool
+		reason   string
+	}{
+		"bounced": {
+			resendapi.On(resendapi.StageLifecycle, resendapi.Bounce), true,
+			"Permanent, General, The recipient's mail server did not take the mail., smtp; 550 5.1.1 no such mailbox",
+		},
+		"failed": {resendapi.On(resendapi.StageLifecycle, resendapi.Fail), true, "failed_by_script"},
+		"suppressed": {
+			resendapi.On(resendapi.StageLifecycle, resendapi.Suppress), true,
+			"OnAccountSuppressionList, The recipient is on the account's suppression list.",
+		},
+		"complained": {resendapi.On(resendapi.StageLifecycle, resendapi.Complain), false, ""},
+	} {
+		for lane, mailType := range map[string]contract.MailType{"ticket": contract.TicketConfirmation, "marketing": contract.Marketing} {
+			t.Run(event+" "+lane, func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, c.how)
+				b.set(key, delivery.Sent)
+				b.all[key].Type = mailType
+				b.send(key, "ann@x.test")
+				b.eventually(func() bool {
+					b.mu.Lock()
+					defer b.mu.Unlock()
+					return len(b.counted) == 1
+				})
+				require.Equal(t, []string{lane + " " + event}, b.counted)
+				got := b.reports[key+" "+event]
+				require.Equal(t, c.reason, got.Reason)
+				require.NotEmpty(t, got.ProviderID)
+				require.Equal(t, c.returned, b.bounced[key] == 1)
+				require.Equal(t, delivery.Sent, b.status(key), "it was sent, and is not sent again")
+			})
+		}
+	}
 }
 
 // What the provider did not sign, or signed long ago, changes nothing; it is
