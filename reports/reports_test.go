@@ -3,13 +3,16 @@ package reports
 import (
 	"encoding/json"
 	"encoding/xml"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/stretchr/testify/require"
 
 	"mailproof/history"
@@ -184,25 +187,50 @@ func TestMarkdownNamesEachCell(t *testing.T) {
 
 func TestFaultsOfOneFamilyAreOneWord(t *testing.T) {
 	t.Parallel()
-	line := faultsLine([]FaultResult{
+	words := faultWords([]FaultResult{
 		{Name: "crash a kill", Witness: "w", Count: 1},
 		{Name: "lose-250", Witness: "w", Count: 7},
 		{Name: "crash b kill", Witness: "w", Count: 2},
 		{Name: "crash c pause", Outcome: "installed"},
 	})
-	require.Equal(t, "crash ×3, lose-250 ×7, crash c pause: installed, no witness", line)
+	require.Equal(t, []string{"crash ×3 (1 without a witness)", "lose-250 ×7"}, words)
+	require.Equal(t, []string{"kill-at-random (no witness)"}, faultWords([]FaultResult{{Name: "kill-at-random", Outcome: "indeterminate"}}))
+	require.Empty(t, faultWords(nil))
 }
 
 func TestTableHasARowPerCell(t *testing.T) {
+	t.Parallel()
 	var b strings.Builder
 	Table(&b, red(), false, 0)
 	require.Contains(t, b.String(), "kill-while-held ×24")
-	require.Contains(t, b.String(), "kill-at-random: indeterminate, no witness")
+	require.Contains(t, b.String(), "kill-at-random (no witness)")
 	require.NotContains(t, b.String(), "\x1b", "no colours where none are asked for")
-	var narrow strings.Builder
-	Table(&narrow, red(), false, 80)
-	for line := range strings.Lines(narrow.String()) {
-		require.LessOrEqual(t, len([]rune(strings.TrimRight(line, "\n"))), 80)
+	for _, sc := range red().Scenarios {
+		require.Regexp(t, `(?m)^`+regexp.QuoteMeta(sc.Name+"/"+sc.Policy)+` +`+string(sc.Verdict)+` `, b.String())
+	}
+}
+
+// TestTableFits: with long names, a long verdict and many faults no line is wider
+// than the terminal, or than a log's page where there is none, and nothing is cut.
+func TestTableFits(t *testing.T) {
+	t.Parallel()
+	s := Summary{Scenarios: []Scenario{{
+		Name: "crash-session", Policy: "same-key", Verdict: verify.HarnessError, Seconds: 1234,
+		Counts: Counts{Confirmed: 50549, Delivered: 50550, Unknown: 1234, Dead: 5678},
+	}}}
+	for i := range 40 {
+		s.Scenarios[0].Faults = append(s.Scenarios[0].Faults, FaultResult{Name: fmt.Sprintf("fault-%d", i), Witness: "seen", Count: 100})
+	}
+	for width, bound := range map[int]int{80: 80, 120: 120, 0: plainWidth} {
+		for _, colours := range []bool{false, true} {
+			var b strings.Builder
+			Table(&b, s, colours, width)
+			require.LessOrEqual(t, text.LongestLineLen(b.String()), bound, "width %d:\n%s", width, b.String())
+			for _, f := range s.Scenarios[0].Faults {
+				require.Contains(t, b.String(), f.Name+" ×100")
+			}
+			require.Contains(t, b.String(), "50549")
+		}
 	}
 }
 
