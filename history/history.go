@@ -89,6 +89,10 @@ const (
 	// ParamCampaignPolicy is the policy for ambiguous outcomes of campaign mails,
 	// as Meta.Policy is for those of bookings; default hold.
 	ParamCampaignPolicy = "campaign_policy"
+	// ParamSubject says what the subject of a mail names, so that one with
+	// another's contents is told from it: "booking" is the id of the booking that
+	// asked for it (or, of a campaign's mail, its recipient). Default: nothing.
+	ParamSubject = "subject_names"
 	// ParamEvidence lists the kinds of evidence beside the ledger that the
 	// target can show, comma-separated: wal, outbox, topic, queues, alerts. A
 	// checker that a scenario names and that finds its evidence missing makes
@@ -274,6 +278,10 @@ type Final struct {
 	// Counters of the system under test: sweeper rescues by cause, deliveries,
 	// redeliveries …
 	Counters map[string]float64 `json:"counters,omitempty"`
+	// Counted is how many records the collectors themselves say that they took,
+	// by kind: [CountedAttempts], [CountedChanges] and the database. A history
+	// that holds fewer lost its end.
+	Counted map[string]int64 `json:"counted,omitempty"`
 	// Pending says for each mail that is not settled what it waits for.
 	Pending map[string]string `json:"pending,omitempty"`
 	// Usage of the system's processes over the faults phase: CPU seconds and
@@ -284,6 +292,12 @@ type Final struct {
 	Wall time.Time `json:"wall,omitzero"`
 	At   int64     `json:"-"` // the record's T
 }
+
+// Names of what [Final.Counted] counts.
+const (
+	CountedAttempts = "attempts" // rows of the far side's ledger
+	CountedChanges  = "changes " // and the name of a database: its changes in the log
+)
 
 // Usage is what a process consumed over a stretch of time.
 type Usage struct {

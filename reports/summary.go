@@ -56,6 +56,8 @@ type Scenario struct {
 	MaxAttempts int             `json:"max_attempts,omitempty"`
 	// Evidence is the SHA-256 of the history when it was first judged.
 	Evidence string `json:"evidence_sha256,omitempty"`
+	// Runner is the SHA-256 of what the runner itself found and measured.
+	Runner string `json:"runner_sha256,omitempty"`
 
 	chart chart // for the page, from the history
 }

@@ -51,6 +51,9 @@ type Bench struct {
 	// Evidence ends the collectors and returns what they hold that has not
 	// been recorded yet: the far side's ledger, the write-ahead log.
 	Evidence func(ctx context.Context) ([]history.Record, error)
+	// Counted is how much the collectors themselves say that they took, once
+	// Evidence has ended them: [history.Final.Counted]. May be nil.
+	Counted func() map[string]int64
 	// Mend makes the shared parts whole again, whatever was done to them. May be
 	// nil.
 	Mend func(ctx context.Context) error

@@ -149,6 +149,7 @@ func (x *cellRun) meta() *history.Meta {
 			history.ParamArrivals:     strconv.Itoa(arrivals),
 			history.ParamSendDeadline: s.System.SendDeadline.String(),
 			history.ParamStaleAfter:   target.StaleAfter.String(),
+			history.ParamSubject:      "booking",
 			history.ParamFaults:       strings.Join(x.planned(), ","),
 		},
 	}
@@ -320,6 +321,9 @@ func (x *cellRun) save(ctx context.Context) error {
 	errs = append(errs, err)
 	for _, r := range evidence {
 		x.record(r)
+	}
+	if x.bench.Counted != nil {
+		final.Counted = x.bench.Counted()
 	}
 	x.record(history.Record{T: x.clock(), Kind: history.KindFinal, Final: &final})
 	errs = append(errs, writeQueues(x.dir, final.Queues))

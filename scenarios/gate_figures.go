@@ -31,6 +31,24 @@ func (c Cells) strikes(fault string) int {
 	return n
 }
 
+// struckTooRarely says of a fault that it struck fewer times than it must, in one
+// of the cells; "" when it did often enough. One strike is a witness, and no
+// test.
+func (c Cells) struckTooRarely(fault string, floor int) string {
+	for _, cell := range c.list {
+		n := 0
+		for _, f := range cell.Faults {
+			if f.Name == fault {
+				n += f.Count
+			}
+		}
+		if n < floor {
+			return fmt.Sprintf("%s/%s: %s struck %d times, the floor is %d", cell.Name, cell.Policy, fault, n, floor)
+		}
+	}
+	return ""
+}
+
 // witness is what the far side saw of a fault.
 func (c Cells) witness(fault string) string {
 	for _, f := range c.first().Faults {

@@ -68,6 +68,17 @@ func editCell(sum *reports.Summary, name string, change func(*reports.Scenario))
 	}
 }
 
+// struck says that a fault struck so many times.
+func struck(fault string, n int) func(*reports.Scenario) {
+	return func(s *reports.Scenario) {
+		for i := range s.Faults {
+			if s.Faults[i].Name == fault {
+				s.Faults[i].Count = n
+			}
+		}
+	}
+}
+
 // finds adds a finding to a cell, as its judge would.
 func finds(v verify.Verdict, invariant string) func(*reports.Scenario) {
 	return func(s *reports.Scenario) {
@@ -139,6 +150,11 @@ func TestACriterionIsAsGoodAsItsCells(t *testing.T) {
 			finds(fail, deadAtOnce)(s)
 			finds(fail, stillTried)(s)
 		}), map[string]verify.Verdict{"AC5": fail}, deadAtOnce},
+		{"one event of all was doubled", edit("t6.1", struck("duplicate-records", 1)), map[string]verify.Verdict{"AC1": invalid}, "duplicate-records struck 1 times, the floor is 500"},
+		{"one stranger's event", edit("t6.1", struck("foreign-duplicate", 1)), map[string]verify.Verdict{"AC1": invalid}, "foreign-duplicate struck 1 times"},
+		{"killed three times under one policy", edit("t6.2/hold", struck("kill-while-held", 3)), map[string]verify.Verdict{"AC3": invalid}, "t6.2/hold: kill-while-held struck 3 times"},
+		{"a fault that left no record", edit("t6.2/resend", func(s *reports.Scenario) { s.Faults = nil }), map[string]verify.Verdict{"AC3": invalid}, "struck 0 times"},
+		{"another's ticket", edit("t6.1", finds(fail, "content-and-recipient")), map[string]verify.Verdict{"AC1": fail}, "content-and-recipient"},
 		{"a cell is missing", gone("t6.8/resend"), map[string]verify.Verdict{"AC7": invalid}, "the run holds no cell t6.8/resend"},
 		{"one cell of two is missing", gone("t6.2/hold"), map[string]verify.Verdict{"AC3": invalid}, "the run holds no cell t6.2/hold"},
 		{"a shared cell is missing", gone("t6.3/resend"), map[string]verify.Verdict{"AC4": invalid, "AC8": invalid}, ""},

@@ -38,6 +38,10 @@ func judge(dir string) (reports.Scenario, ownFindings, error) {
 	if err != nil {
 		return reports.Scenario{}, own, err
 	}
+	runner, err := fingerprint(filepath.Join(dir, ownFile))
+	if err != nil {
+		return reports.Scenario{}, own, err
+	}
 	if h.Meta != nil && h.Final != nil {
 		own.samples = samplesOf(verify.NewEvidence(h, verify.DefaultColumns()))
 	}
@@ -48,7 +52,7 @@ func judge(dir string) (reports.Scenario, ownFindings, error) {
 	result := reports.Scenario{
 		Verdict: judged.Verdict, Findings: judged.Findings, Guarantee: judged.Guarantee,
 		Counts: judged.Counts, Latency: judged.Latency, Invariants: append(judged.Checked, own.checked...),
-		Measured: own.Measured, Dir: filepath.Base(dir), Evidence: evidence,
+		Measured: own.Measured, Dir: filepath.Base(dir), Evidence: evidence, Runner: runner,
 	}
 	tellStories(h, own.Findings)
 	for _, f := range own.Findings {
@@ -126,19 +130,45 @@ func JudgeAgain(dir string) (reports.Summary, error) {
 	if len(sum.Scenarios) == 0 {
 		sum.Verdict = verify.Invalid
 	}
-	return sum, nil
+	untold, err := untoldCells(dir, before)
+	for _, cell := range untold {
+		sum.Scenarios = append(sum.Scenarios, cell)
+		sum.Verdict = verify.Worse(sum.Verdict, cell.Verdict)
+	}
+	return sum, err
+}
+
+// untoldCells are the folders that hold a history of which the summary says
+// nothing: a cell that was red can be taken out of a summary.
+func untoldCells(dir string, told []reports.Scenario) ([]reports.Scenario, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("the run's folder: %w", err)
+	}
+	var untold []reports.Scenario
+	for _, e := range entries {
+		if !e.IsDir() || !exists(filepath.Join(dir, e.Name(), history.FileName)) ||
+			slices.ContainsFunc(told, func(s reports.Scenario) bool { return s.Dir == e.Name() }) {
+			continue
+		}
+		cell := judgeCellAgain(dir, reports.Scenario{Name: e.Name(), Dir: e.Name(), Verdict: verify.HarnessError})
+		noEvidence(&cell, "the folder %s holds a history, and the run's summary says nothing of it", e.Name())
+		untold = append(untold, cell)
+	}
+	return untold, nil
 }
 
 // judgeCellAgain judges one cell from its history. A cell that left none keeps
-// its verdict only if that claims nothing: it was skipped, or the harness failed
-// before there was evidence. Any other without its history is a harness error,
-// and so is one whose history is not the one that was judged first: lines can
-// be taken from a history so that nothing in it contradicts itself.
+// its verdict only if the harness failed before there was evidence. Any other
+// without its history is a harness error, and so is one whose history, or what the
+// runner itself found, is not what was judged first: lines can be taken from a
+// history so that nothing in it contradicts itself, and the runner's findings are
+// contradicted by nothing at all.
 // Evidence that cannot be read is that cell's finding: the others are judged.
 func judgeCellAgain(dir string, old reports.Scenario) reports.Scenario {
 	cell := filepath.Join(dir, old.Dir)
 	if old.Dir == "" || !exists(filepath.Join(cell, history.FileName)) {
-		if old.Verdict != verify.SkippedRun && old.Verdict != verify.HarnessError {
+		if old.Verdict != verify.HarnessError {
 			noEvidence(&old, "the evidence is gone: there is no %s to judge; what was said of it before does not count", filepath.Join(cell, history.FileName))
 		}
 		return old
@@ -149,11 +179,23 @@ func judgeCellAgain(dir string, old reports.Scenario) reports.Scenario {
 		return old
 	}
 	again.Command, again.Seconds = old.Command, old.Seconds
-	if old.Evidence != "" && again.Evidence != old.Evidence {
-		noEvidence(&again, "the history is not the one of the run: its SHA-256 is %s, and was %s", again.Evidence, old.Evidence)
-		again.Evidence = old.Evidence // so that the next judging says so too
-	}
+	again.Evidence = sameAsThen(&again, "history", again.Evidence, old.Evidence)
+	again.Runner = sameAsThen(&again, "list of the runner's own findings", again.Runner, old.Runner)
 	return again
+}
+
+// sameAsThen compares a file with what the summary says of it and returns what
+// the next summary must say: the first word, so that the next judging finds it
+// too. A cell of which the summary says nothing was never judged to its end, or
+// somebody took the word out.
+func sameAsThen(cell *reports.Scenario, file, now, then string) string {
+	switch {
+	case then == "":
+		noEvidence(cell, "the run's summary does not say what its %s was: nothing shows that this is the one", file)
+	case now != then:
+		noEvidence(cell, "the %s is not the one of the run: its SHA-256 is %s, and was %s", file, now, then)
+	}
+	return then
 }
 
 // noEvidence adds the finding that a cell's evidence cannot be relied upon.

@@ -171,6 +171,7 @@ type cellLab struct {
 	pipeline *target.Pipeline
 	logs     []*wal.Collector
 	keys     map[string]string // recipient → key of its one mail
+	counted  map[string]int64  // what the collectors took, once they have ended
 }
 
 // Open starts a mail server, the system under test and the readers of its
@@ -232,7 +233,7 @@ func (l *RealLab) Open(ctx context.Context, o Order) (_ *Bench, err error) {
 		Unrest:   c.unrest,
 		Attempts: func() int { return int(c.server.Totals().Rows) },
 		Stored:   func() int { return int(c.server.Totals().Stored) },
-		Evidence: c.evidence, Close: c.close,
+		Evidence: c.evidence, Counted: func() map[string]int64 { return c.counted }, Close: c.close,
 	}, nil
 }
 
@@ -365,11 +366,15 @@ func (c *cellLab) unrest(ctx context.Context) (map[string]string, error) {
 // returns the mail server's ledger.
 func (c *cellLab) evidence(ctx context.Context) ([]history.Record, error) {
 	var errs []error
+	c.counted = map[string]int64{}
 	for _, log := range c.logs {
 		errs = append(errs, log.Stop(ctx))
+		c.counted[history.CountedChanges+log.Database()] = log.Stats().Changes
 	}
 	c.logs = nil
+	totals := c.server.Totals() // first: a try that begins in between is none that was lost
 	rows := c.server.Ledger()
+	c.counted[history.CountedAttempts] = max(totals.Rows+totals.Open, int64(len(rows)))
 	records := make([]history.Record, len(rows))
 	for i, row := range rows {
 		a := c.attempt(row)

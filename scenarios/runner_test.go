@@ -155,12 +155,12 @@ func (t *fakeTarget) ledger() []history.Record {
 		}
 		at := m.at + int64(t.settle)
 		records = append(records, history.Record{T: at, Kind: history.KindAttempt, Attempt: &history.Attempt{
-			ID: int64(i + 1), Transport: "smtp", Client: "fake", Key: t.Key(booking, 1), MessageID: "<" + booking + "@x>",
+			ID: int64(len(records) + 1), Transport: "smtp", Subject: "about " + booking, Client: "fake", Key: t.Key(booking, 1), MessageID: "<" + booking + "@x>",
 			Recipient: m.recipient, From: at - 1, DotAt: at, To: at, Stage: "replied", Stored: true, ReplyWritten: true, Reply: "250 ok",
 		}})
 		if t.twice && i == 0 {
 			second := *records[0].Attempt
-			second.ID, second.From, second.DotAt, second.To = 1000, at+1, at+2, at+2
+			second.ID, second.From, second.DotAt, second.To = 2, at+1, at+2, at+2
 			records = append(records, history.Record{T: at + 2, Kind: history.KindAttempt, Attempt: &second})
 		}
 	}
@@ -519,6 +519,17 @@ func TestJudgingAgainGivesTheSameVerdict(t *testing.T) {
 	}
 }
 
+// editSummary changes the summary of the run that a history belongs to.
+func editSummary(change func(*reports.Summary)) func(t *testing.T, history string) {
+	return func(t *testing.T, history string) {
+		dir := filepath.Dir(filepath.Dir(history))
+		sum, err := reports.Read(dir)
+		require.NoError(t, err)
+		change(&sum)
+		require.NoError(t, reports.Write(dir, sum))
+	}
+}
+
 // Each of these was green once: the verdict of the first judging was kept, or
 // what is left of the history does not contradict itself.
 func TestJudgingAgainIsNotGreenOnOtherEvidence(t *testing.T) {
@@ -537,6 +548,16 @@ func TestJudgingAgainIsNotGreenOnOtherEvidence(t *testing.T) {
 		"folder gone":   func(t *testing.T, path string) { require.NoError(t, os.RemoveAll(filepath.Dir(path))) },
 		"a phase gone":  dropFirst("phase"),
 		"history empty": func(t *testing.T, path string) { require.NoError(t, os.Truncate(path, 0)) },
+		"runner's findings taken out": func(t *testing.T, path string) {
+			require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "runner.json"), []byte("{}\n"), 0o600))
+		},
+		"summary without its checksums":         editSummary(func(s *reports.Summary) { s.Scenarios[0].Evidence, s.Scenarios[0].Runner = "", "" }),
+		"summary without the runner's checksum": editSummary(func(s *reports.Summary) { s.Scenarios[0].Runner = "" }),
+		"cell taken out of the summary":         editSummary(func(s *reports.Summary) { s.Scenarios = nil }),
+		"cell called skipped": func(t *testing.T, path string) {
+			editSummary(func(s *reports.Summary) { s.Scenarios[0].Verdict = verify.SkippedRun })(t, path)
+			require.NoError(t, os.RemoveAll(filepath.Dir(path)))
+		},
 		"runner's findings gone": func(t *testing.T, path string) { // as an interrupted run leaves it
 			require.NoError(t, os.Remove(filepath.Join(filepath.Dir(path), "runner.json")))
 		},

@@ -34,6 +34,19 @@ func down(cpu float64, deliveries float64, tries ...int) *history.History {
 	return h
 }
 
+// renamed gives the measured process another name.
+func renamed(h *history.History, name string) *history.History {
+	h.Final.Usage = map[string]history.Usage{name: h.Final.Usage["notifyd-1"]}
+	return h
+}
+
+// replaced lets the mail service end and start again in the faults phase.
+func replaced(h *history.History) *history.History {
+	h.Phases = []history.Phase{{Name: "faults", At: 10}, {Name: "heal", At: 20}, {Name: "judge", At: 30}}
+	h.Processes = []history.Process{{Name: "notifyd-1", Event: "exited", At: 15}, {Name: "notifyd-1", Event: "started", At: 16}}
+	return h
+}
+
 func TestSMTPDownIsJudgedByTriesCPUAndDeliveries(t *testing.T) {
 	t.Parallel()
 	idle := func(v float64) ownFindings {
@@ -55,6 +68,8 @@ func TestSMTPDownIsJudgedByTriesCPUAndDeliveries(t *testing.T) {
 		{"hot loop by deliveries", down(12, 800, 4, 4), idle(1), verify.Fail, "800 messages for 8 tries"},
 		{"machine too slow to tell", down(40, 8, 4, 4), idle(35), verify.Invalid, "when idle"},
 		{"idle never measured", down(12, 8, 4, 4), ownFindings{}, verify.Invalid, "not measured"},
+		{"only another service measured", renamed(down(12, 8, 4, 4), "bookingd-1"), idle(1), verify.Invalid, "not measured"},
+		{"died and was replaced", replaced(down(1, 8, 4, 4)), idle(1), verify.Invalid, "not measured"},
 		{"nothing counted", down(12, 0, 4, 4), idle(1), verify.Invalid, "counted no deliveries"},
 	} {
 		judgeSMTPDown(c.h, &c.own)

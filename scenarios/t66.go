@@ -40,6 +40,9 @@ const (
 	ticketWorkers    = 8
 	marketingWorkers = 64
 	marketingRate    = 100
+	// floodWaits is how many marketing mails must wait at every moment at which
+	// tickets are measured: AC6 says 50,000, and some are sent meanwhile.
+	floodWaits = 35_000
 	// ticketsLeft is how long the last tickets may take before the campaign is
 	// stopped all the same.
 	ticketsLeft = 20 * time.Second
@@ -269,8 +272,8 @@ func judgeBacklog(h *history.History, e *verify.Evidence, from, to int64, own *o
 	switch {
 	case readings == 0 || time.Duration(gap) > depthGap:
 		own.find(verify.Invalid, backlogInvariant, "", fmt.Sprintf("the marketing queue was not read for %s", time.Duration(gap).Round(time.Millisecond)))
-	case least == 0:
-		own.find(verify.Invalid, backlogInvariant, "", "the marketing queue was empty while tickets were measured")
+	case least < floodWaits:
+		own.find(verify.Invalid, backlogInvariant, "", fmt.Sprintf("the marketing queue held %d messages while tickets were measured, the floor is %d: that is no flood of %d", least, floodWaits, floodMails))
 	case rows <= 0:
 		own.find(verify.Invalid, backlogInvariant, "", "every marketing mail had been claimed while tickets were measured")
 	}
@@ -319,12 +322,37 @@ func measureCampaign(h *history.History, e *verify.Evidence, asked, stopped *his
 		}
 	}
 	span := float64(stopped.Call-asked.Return) / 1e9
-	own.measure("marketing mails sent beside the tickets", float64(beside)/span, "/s", fmt.Sprintf("the bucket allows %d", marketingRate))
+	pace := float64(beside) / span
+	own.measure("marketing mails sent beside the tickets", pace, "/s", fmt.Sprintf("the bucket allows %d", marketingRate))
+	judgePace(pace, beside, own)
 	own.measure("marketing mails sent", float64(states["sent"]), "", "")
 	own.measure("marketing mails laid aside by the stop", float64(states["cancelled"]), "", "")
 	own.measure("marketing mails under way at the stop", float64(late), "", "claimed before it, sent after it")
 	if at := restedAt(e, stopped.Return); at > 0 {
 		own.measure("the rest laid aside", float64(states["cancelled"])/(float64(at-stopped.Return)/1e9), "/s", "")
+	}
+}
+
+const (
+	paceInvariant = "flood-flows"
+	// paceOver is how far above its bucket the lane may be: what the bucket holds
+	// at first, over the shortest stretch that is measured.
+	paceOver = 1.2
+	// paceUnder is the share of its bucket that the lane must send, at least: one
+	// that stands still leaves the tickets alone.
+	paceUnder = 0.3
+)
+
+// judgePace wants the marketing lane at work beside the tickets, and within its
+// bucket (M6-17). A lane that hardly sends, or one that knows no bucket, is not the
+// one that the tickets are said to be fast beside.
+func judgePace(pace float64, sent int, own *ownFindings) {
+	own.check(paceInvariant, fmt.Sprintf("Beside the tickets marketing mails are sent, at no more than the %d a second that their bucket allows (M6-17).", marketingRate), sent)
+	switch {
+	case pace > paceOver*marketingRate:
+		own.find(verify.Fail, paceInvariant, "", fmt.Sprintf("%.0f marketing mails a second were sent, the bucket allows %d", pace, marketingRate))
+	case pace < paceUnder*marketingRate:
+		own.find(verify.Invalid, paceInvariant, "", fmt.Sprintf("%.1f marketing mails a second were sent, and the bucket allows %d: tickets were measured beside a lane that hardly moved", pace, marketingRate))
 	}
 }
 

@@ -20,6 +20,7 @@ type floodRun struct {
 	idleN         int           // 0: as many as there must be
 	lost          int           // tickets of the flood that are never sent
 	handOver      time.Duration
+	beside        int   // mails of the campaign that are sent beside the tickets; 0: as the bucket allows, -1: none
 	took          int   // mails that the system says it took; 0: all
 	repeated      bool  // the first call's answer was lost
 	drained       bool  // every marketing mail is claimed before the stop
@@ -47,12 +48,19 @@ func (f floodRun) history() *history.History {
 		b.op(asked-time.Second, time.Millisecond, &history.Op{Name: "campaign", Key: "campaign:flood", Campaign: &history.Campaign{ID: "flood", Keys: []string{"campaign:flood:0"}, Recipients: []string{"r0@x.test"}}})
 		b.records[len(b.records)-1].Op.Outcome = history.OpUnknown
 	}
-	b.campaign(asked, f.handOver, f.took)
+	begun, stop := asked+f.handOver, asked+f.handOver+30*time.Second
+	sent := f.beside
+	if sent == 0 {
+		sent = int(marketingRate * (stop - begun).Seconds())
+	}
+	b.campaign(asked, f.handOver, f.took, max(sent, 0))
 	if f.repeated {
 		c := b.records[len(b.records)-1].Op.Campaign
 		c.New, c.Known = 20_000, c.New-20_000
 	}
-	begun, stop := asked+f.handOver, asked+f.handOver+30*time.Second
+	for i := range max(sent, 0) {
+		b.attempt(fmt.Sprintf("campaign:flood:%d", 3+i), begun+time.Duration(i+1)*(stop-begun)/time.Duration(sent+1), time.Millisecond)
+	}
 	for i := range floodSamples {
 		took := f.flooded
 		if i < f.lost {
@@ -115,6 +123,10 @@ func (b *floodBuilder) ticket(id string, at, took time.Duration) {
 		return
 	}
 	b.change(key, "SENT", at+took)
+	b.attempt(key, at, took)
+}
+
+func (b *floodBuilder) attempt(key string, at, took time.Duration) {
 	b.add(history.Record{T: int64(at + took), Kind: history.KindAttempt, Attempt: &history.Attempt{
 		Key: key, Transport: "smtp", From: int64(at), DotAt: int64(at), To: int64(at + took/2), Stored: true, ReplyWritten: true, Reply: "250 ok",
 	}})
@@ -125,12 +137,12 @@ func (b *floodBuilder) mail(key string, from, leaves time.Duration) {
 	b.change(key, "CANCELLED", leaves)
 }
 
-func (b *floodBuilder) campaign(at, took time.Duration, accepted int) {
+func (b *floodBuilder) campaign(at, took time.Duration, accepted, sent int) {
 	c := &history.Campaign{ID: "flood", New: floodMails}
 	if accepted > 0 {
 		c.New = accepted
 	}
-	for i := range 3 {
+	for i := range 3 + sent {
 		c.Keys = append(c.Keys, fmt.Sprintf("campaign:flood:%d", i))
 		c.Recipients = append(c.Recipients, fmt.Sprintf("r%d@x.test", i))
 	}
@@ -155,9 +167,13 @@ func TestFloodIsJudgedByTicketsAndByItsBeingThere(t *testing.T) {
 		{"taken by the second call", func(f *floodRun) { f.repeated = true }, verify.Pass, ""},
 		{"two calls, too slow together", func(f *floodRun) { f.repeated, f.handOver = true, 59500*time.Millisecond }, verify.Invalid, "flood-is-accepted: the hand-over took 1m0.5s"},
 		{"mails left out", func(f *floodRun) { f.took = 49_999 }, verify.Fail, "flood-is-accepted: 50000 mails were handed over, and the system says that it took 49999"},
-		{"queue ran empty", func(f *floodRun) { f.depths = append(slices.Repeat([]int{10}, 20), 0, 10) }, verify.Invalid, "flood-is-there: the marketing queue was empty"},
+		{"queue ran empty", func(f *floodRun) { f.depths = append(slices.Repeat([]int{40_000}, 20), 0, 40_000) }, verify.Invalid, "flood-is-there: the marketing queue held 0 messages"},
+		{"a flood of one", func(f *floodRun) { f.depths = slices.Repeat([]int{1}, 30) }, verify.Invalid, "flood-is-there: the marketing queue held 1 messages while tickets were measured, the floor is 35000"},
+		{"a lane that stands still", func(f *floodRun) { f.beside = -1 }, verify.Invalid, "flood-flows: 0.0 marketing mails a second"},
+		{"a lane that sends one mail in two seconds", func(f *floodRun) { f.beside = 15 }, verify.Invalid, "flood-flows: 0.5 marketing mails a second"},
+		{"a lane without a bucket", func(f *floodRun) { f.beside = 15_000 }, verify.Fail, "flood-flows: 500 marketing mails a second were sent, the bucket allows 100"},
 		{"queue not read", func(f *floodRun) { f.depths = []int{} }, verify.Invalid, "flood-is-there: the marketing queue was not read for 30s"},
-		{"queue read too rarely", func(f *floodRun) { f.depths = []int{10, 10, 10} }, verify.Invalid, "flood-is-there: the marketing queue was not read for 7.5s"},
+		{"queue read too rarely", func(f *floodRun) { f.depths = []int{40_000, 40_000, 40_000} }, verify.Invalid, "flood-is-there: the marketing queue was not read for 7.5s"},
 		{"every mail claimed before", func(f *floodRun) { f.drained = true }, verify.Invalid, "flood-is-there: every marketing mail had been claimed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -174,7 +190,7 @@ func TestFloodIsJudgedByTicketsAndByItsBeingThere(t *testing.T) {
 				require.Contains(t, finding.Invariant+": "+finding.Text, c.says)
 			}
 			require.Equal(t, c.verdict, got, "%v", own.Findings)
-			require.Len(t, own.checked, 3)
+			require.Len(t, own.checked, 4)
 			if c.says == "" {
 				require.Empty(t, own.Findings)
 			}
@@ -193,7 +209,7 @@ func TestNoCampaignIsNoFlood(t *testing.T) {
 
 func TestSamplesAreTakenFromTheEvidence(t *testing.T) {
 	t.Parallel()
-	h := floodRun{idle: 80 * time.Millisecond, flooded: 120 * time.Millisecond, lost: 1, handOver: time.Second}.history()
+	h := floodRun{idle: 80 * time.Millisecond, flooded: 120 * time.Millisecond, lost: 1, handOver: time.Second, beside: -1}.history()
 	byKey := map[string]loadgen.Sample{}
 	for _, s := range samplesOf(verify.NewEvidence(h, verify.DefaultColumns())) {
 		byKey[s.Key] = s

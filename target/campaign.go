@@ -128,7 +128,7 @@ func writeLines(w io.Writer, c CampaignRequest) error {
 	enc := json.NewEncoder(out)
 	for to := range c.Recipients {
 		err := enc.Encode(map[string]any{"to": to, "data": contract.CampaignData{
-			Headline: "Half price tonight", Text: "Two seats for the price of one.\n\nUntil midnight.", Link: "https://shop.example.test/" + c.ID,
+			Headline: "Half price tonight for " + to, Text: "Two seats for the price of one.\n\nUntil midnight.", Link: "https://shop.example.test/" + c.ID,
 		}})
 		if err != nil {
 			return err

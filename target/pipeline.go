@@ -532,7 +532,7 @@ func (p *Pipeline) ConfirmWhy(ctx context.Context, booking, recipient string) (h
 // Book makes a booking that is not confirmed yet; no mail follows.
 func (p *Pipeline) Book(ctx context.Context, booking, recipient string) error {
 	created := p.bookings.post(ctx, "/bookings", map[string]any{
-		"id": booking, "recipient": recipient, "name": "Guest of " + booking, "event": "Final",
+		"id": booking, "recipient": recipient, "name": "Guest of " + booking, "event": "Final of " + booking, // in the subject, so that each mail shows whose it is
 		"seats": []string{"A-1"}, "amount": "90.00", "currency": "EUR", "locale": "en",
 	})
 	if created.err != nil {

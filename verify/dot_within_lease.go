@@ -23,7 +23,7 @@ const dotTolerance = time.Second
 // two (microseconds) is found here, and is no fault of the system.
 var dotWithinLease = rule{
 	name:      "dot-within-lease",
-	statement: "No worker sends the final dot after its lease is over: by then the mail may be another's.",
+	statement: "No worker sends the final dot before its claim is committed or after its row was settled, nor after its lease is over: the mail may be another's, or nobody's any more.",
 	needs:     needsWAL,
 	check: func(e *Evidence, r *report) {
 		e.mails(func(m *Mail) {
@@ -47,22 +47,40 @@ func checkDot(e *Evidence, m *Mail, a *history.Attempt, r *report) {
 	if a.DotAt == 0 || e.dotWasOnItsWay(a) {
 		return
 	}
-	claim := m.claimOf(a)
-	if claim == nil {
-		return // another mail's attempt under this key, or a table of another run: others judge that
+	if len(m.Moves) == 0 {
+		return // nothing-lost and no-phantom judge a mail without a row
 	}
 	r.looked(1)
+	claim := m.claimOf(a)
+	if claim == nil {
+		r.breach(m.Key, "the dot of attempt %d by %s was read before any claim of its row was committed: a cancel or a second worker would not have seen it", a.ID, a.Client)
+		return
+	}
 	until, err := e.leaseEnd(claim)
 	if err != nil {
 		r.find(HarnessError, m.Key, "column %s of a row that is being sent: %v", e.Columns.Mails.LockedUntil, err)
 		return
 	}
-	late := time.Duration(a.DotAt - until)
-	if late <= dotTolerance {
+	if late := time.Duration(a.DotAt - until); late > dotTolerance {
+		r.breach(m.Key, "the dot of attempt %d by %s was read %s after its lease was over (token %s, commit %d)",
+			a.ID, a.Client, late.Round(time.Millisecond), claim.New[e.Columns.Mails.Token], claim.Order)
 		return
 	}
-	r.breach(m.Key, "the dot of attempt %d by %s was read %s after its lease was over (token %s, commit %d)",
-		a.ID, a.Client, late.Round(time.Millisecond), claim.New[e.Columns.Mails.Token], claim.Order)
+	if end := m.settleOf(claim); end != nil && time.Duration(a.DotAt-end.At) > dotTolerance {
+		r.breach(m.Key, "the dot of attempt %d by %s was read %s after its row had become %s (commit %d), and no claim came between",
+			a.ID, a.Client, time.Duration(a.DotAt-end.At).Round(time.Millisecond), orNone(end.To), end.Order)
+	}
+}
+
+// settleOf is the change by which the row of a claim left SENDING, nil if it has
+// not.
+func (m *Mail) settleOf(claim *Move) *Move {
+	for i := range m.Moves {
+		if mv := &m.Moves[i]; mv.Order > claim.Order && mv.From == stSending && mv.To != stSending {
+			return mv
+		}
+	}
+	return nil
 }
 
 // claimOf is the newest claim that was committed when the attempt began.

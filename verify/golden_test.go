@@ -1,6 +1,7 @@
 package verify_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -130,6 +131,7 @@ func explain(res verify.Result) string {
 // golden is a minimal bad history: exactly one checker finds something.
 type golden struct {
 	invariant string
+	also      []string // what cannot but be broken with it
 	name      string
 	mode      [2]string
 	verdict   verify.Verdict
@@ -162,6 +164,38 @@ func goldens() []golden {
 		{
 			invariant: "well-formed-history", name: "log ends early", mode: hold, verdict: verify.HarnessError, text: "the log ends at",
 			build: delivered, edit: func(w *world) { w.dropChange("SENT") },
+		},
+		{
+			invariant: "well-formed-history", name: "a page of the ledger is missing", mode: sameKey, verdict: verify.HarnessError, text: "none (or more than one) of number 2",
+			build: func(w *world) {
+				m := w.mail("b1").delivered()
+				m.w.pass(time.Millisecond)
+				m.try() // the copy that nobody would see
+				w.mail("b2").delivered()
+			}, edit: func(w *world) { w.dropAttempt(2) },
+		},
+		{
+			invariant: "well-formed-history", name: "the last page of the ledger is missing", mode: sameKey, verdict: verify.HarnessError, text: "2 attempts were taken down, and the history holds 1",
+			build: one(func(m *mail) { m.delivered().try() }), edit: func(w *world) {
+				w.final.Counted = map[string]int64{history.CountedAttempts: 2}
+				w.dropAttempt(2)
+			},
+		},
+		{
+			invariant: "well-formed-history", name: "an attempt twice", mode: hold, verdict: verify.HarnessError, text: "number 2",
+			build: func(w *world) { w.mail("b1").delivered(); w.mail("b2").delivered().lastTry.ID = 1 },
+		},
+		{
+			invariant: "well-formed-history", name: "the log was cut at a record", mode: hold, verdict: verify.HarnessError, text: "4 changes notify were taken down, and the history holds 3",
+			build: delivered, edit: func(w *world) {
+				w.final.Counted = map[string]int64{"changes notify": 4, "changes booking": 2, "letters of a newer harness": 7}
+			},
+		},
+		{
+			invariant: "well-formed-history", name: "a change is missing in the middle", mode: hold, verdict: verify.HarnessError, text: "the log of notify holds 2 changes, and none (or more than one) of order 2",
+			build: delivered, edit: func(w *world) {
+				w.records = slices.DeleteFunc(w.records, func(r history.Record) bool { return r.Change != nil && r.Change.New["status"] == "SENDING" })
+			},
 		},
 		{
 			invariant: "well-formed-history", name: "a row was not read", mode: hold, verdict: verify.HarnessError, text: "none was read at the end",
@@ -307,6 +341,19 @@ func goldens() []golden {
 			lives("hold", "plain")["dead in the outbox"](w.mail("b1"))
 			w.mails[0].outbox.Bytes = 700
 		}},
+		{invariant: "nothing-lost", name: "parked, and anybody can read it", mode: hold, text: "anybody can read it", build: func(w *world) {
+			w.mail("b0").delivered()
+			m := w.mail("b1")
+			m.op("confirm", history.OpOK)
+			m.relayed().alerts = []string{"event-parked"}
+		}},
+		{invariant: "nothing-lost", name: "parked, and another's record was spoilt", mode: hold, text: "anybody can read it", build: func(w *world) {
+			w.mail("b0").delivered()
+			m := w.mail("b1")
+			m.op("confirm", history.OpOK)
+			m.relayed().alerts = []string{"event-parked"}
+			w.fault("spoil-records", "topic booking.events", time.Second).Keys = []string{"ticket:b0"}
+		}},
 		{invariant: "nothing-lost", name: "dead in the outbox, no alert", mode: hold, text: "outbox row is dead", build: func(w *world) {
 			lives("hold", "plain")["dead in the outbox"](w.mail("b1"))
 			w.mails[0].alerts = nil
@@ -322,11 +369,11 @@ func goldens() []golden {
 		{invariant: "no-needless-send", name: "hidden by the server's memory", mode: sameKey, text: "had been answered", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try().unclear().claimed("notifyd-1.w1").try(known).sent()
 		})},
-		{invariant: "no-needless-send", name: "sent, and sent again", mode: sameKey, text: "had been answered", build: one(func(m *mail) {
+		{invariant: "no-needless-send", also: []string{"dot-within-lease"}, name: "sent, and sent again", mode: sameKey, text: "had been answered", build: one(func(m *mail) {
 			m.delivered().w.pass(time.Second)
 			m.try(known)
 		})},
-		{invariant: "no-needless-send", name: "killed after the mark was committed", mode: sameKey, text: "had been answered", build: one(func(m *mail) {
+		{invariant: "no-needless-send", also: []string{"dot-within-lease"}, name: "killed after the mark was committed", mode: sameKey, text: "had been answered", build: one(func(m *mail) {
 			m.delivered().w.process("notifyd-1", "killed")
 			m.w.pass(simLease)
 			m.client = "notifyd-2.w1"
@@ -434,6 +481,12 @@ func goldens() []golden {
 			m.w.pass(time.Second)
 			m.claimed("notifyd-1.w1").try().sent()
 		})},
+		{invariant: "retry-discipline", name: "put off for far longer than its delay", mode: hold, text: "put off for 1m0.", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 later"))
+			m.settled("FAILED", map[string]string{"unsettled": "0", "next_attempt_at": m.pg(time.Minute + 2*time.Millisecond)})
+			m.w.pass(time.Minute + 5*time.Millisecond)
+			m.claimed("notifyd-1.w1").try().sent()
+		})},
 		{invariant: "retry-discipline", name: "tried after a permanent refusal", mode: hold, text: "refused for good", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(refuse("550 no")).failed().claimed("notifyd-1.w1").try().sent()
 		})},
@@ -457,9 +510,26 @@ func goldens() []golden {
 		{invariant: "single-flight", name: "token moved without a claim", mode: hold, text: "without a claim", build: one(func(m *mail) {
 			m.delivered().change(map[string]string{"token": "0"})
 		})},
+		{invariant: "single-flight", name: "claimed and settled in one transaction", mode: hold, text: "in one transaction", build: delivered, edit: func(w *world) {
+			for _, r := range w.records {
+				if r.Change != nil && r.Change.New["status"] == "SENT" {
+					r.Change.XID--
+				}
+			}
+		}},
 		// dot-within-lease
 		{invariant: "dot-within-lease", name: "woken past its lease", mode: resend, text: "after its lease was over (token 1", build: one(func(m *mail) {
 			wokenLate(m, simLease+2*time.Second)
+		})},
+		{invariant: "dot-within-lease", name: "sent, then claimed", mode: hold, text: "before any claim", build: one(func(m *mail) {
+			m.confirmed().try()
+			m.w.pass(time.Second)
+			m.claimed("notifyd-1.w1").sent()
+		})},
+		{invariant: "dot-within-lease", name: "found to be sent, and sent once more without a claim", mode: resend, text: "after its row had become UNKNOWN", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(lost250).settled("UNKNOWN", nil).settled("SENT", nil)
+			m.w.pass(2 * time.Second)
+			m.try()
 		})},
 		// terminal-is-final
 		{invariant: "terminal-is-final", name: "cancelled, then pending again", mode: hold, text: "CANCELLED is final", build: one(func(m *mail) {
@@ -486,7 +556,7 @@ func goldens() []golden {
 		{invariant: "legal-transitions", name: "sent without a claim, back to pending", mode: hold, text: "SENDING → PENDING", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").settled("PENDING", nil).claimed("notifyd-1.w1").try().sent()
 		})},
-		{invariant: "legal-transitions", name: "born dead", mode: hold, text: "(no row) → SENT", build: one(func(m *mail) {
+		{invariant: "legal-transitions", also: []string{"dot-within-lease"}, name: "born dead", mode: hold, text: "(no row) → SENT", build: one(func(m *mail) {
 			m.op("confirm", history.OpOK)
 			m.relayed().change(map[string]string{"status": "SENT"})
 			m.try()
@@ -515,6 +585,9 @@ func goldens() []golden {
 			m.change(map[string]string{"id": "id-other", "status": "CANCELLED"})
 		}), edit: func(w *world) { w.final.Rows[0].State = "sent" }},
 		// key-discipline
+		{invariant: "key-discipline", name: "no Message-ID", mode: hold, text: "carries no Message-ID", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(func(a *history.Attempt) { a.MessageID = "" }).sent()
+		})},
 		{invariant: "key-discipline", name: "Message-ID made anew", mode: hold, text: "has Message-ID", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(refuseAfterDot("451 later")).failed()
 			m.claimed("notifyd-1.w1").try(func(a *history.Attempt) { a.MessageID = "<other@mailproof.test>" }).sent()
@@ -541,7 +614,23 @@ func goldens() []golden {
 			invariant: "content-and-recipient", name: "row of another booking", mode: hold, text: "names booking b9",
 			build: delivered, edit: func(w *world) { w.final.Rows[0].Booking = "b9" },
 		},
+		{invariant: "content-and-recipient", name: "another booking's ticket", mode: hold, text: "the mail is another's", build: func(w *world) {
+			w.mail("b1").delivered()
+			w.mail("b2").confirmed().claimed("notifyd-1.w1").try(func(a *history.Attempt) { a.Subject = "Your ticket for Final of b1 is confirmed" }).sent()
+		}},
+		{invariant: "content-and-recipient", name: "another reader's offer", mode: hold, text: "should name c2@customers.test", build: func(w *world) {
+			w.mail("b0").delivered()
+			all := w.campaign("spring", history.OpOK, "c1", "c2")
+			all[0].arrives().claimed("notifyd-1.marketing-1").try().sent()
+			all[1].arrives().claimed("notifyd-1.marketing-1").try(func(a *history.Attempt) { a.Subject = "For c1@customers.test" }).sent()
+		}},
 		// outbox-atomicity
+		{
+			invariant: "outbox-atomicity", name: "the orders' log is missing", mode: hold, verdict: verify.Invalid, text: "no changes of public.bookings were recorded",
+			build: delivered, edit: func(w *world) {
+				w.records = slices.DeleteFunc(w.records, func(r history.Record) bool { return r.Change != nil && r.Change.Database == "booking" })
+			},
+		},
 		{invariant: "outbox-atomicity", name: "acknowledged without an outbox row", mode: hold, text: "holds no row", build: func(w *world) {
 			w.mail("b0").delivered()
 			m := w.mail("b1")
@@ -584,6 +673,11 @@ func goldens() []golden {
 		{invariant: "nothing-lost", name: "mail of an accepted campaign without a row", mode: resend, text: "campaign was accepted, and", build: func(w *world) {
 			w.mail("b0").delivered()
 			w.campaign("spring", history.OpOK, "c1", "c2")[0].arrives().claimed("notifyd-1.marketing-1").try().sent()
+		}},
+		{invariant: "nothing-lost", name: "mail of an accepted campaign without a row, and a stop that hides it", mode: resend, text: "campaign was accepted, and", build: func(w *world) {
+			w.mail("b0").delivered()
+			w.campaign("spring", history.OpOK, "c1", "c2")[0].arrives().claimed("notifyd-1.marketing-1").try().sent()
+			w.stop("spring", history.OpOK)
 		}},
 		{invariant: "nothing-lost", name: "expired campaign without an alert", mode: resend, text: "EXPIRED, and no alert", build: func(w *world) {
 			w.mail("b0").delivered()
@@ -677,19 +771,34 @@ func without(name string) []string {
 	return slices.DeleteFunc(verify.Names(), func(n string) bool { return n == name })
 }
 
-// dropChange removes the log's change to a status.
+// dropChange removes the log's change to a status, as if it had never been
+// counted.
 func (w *world) dropChange(status string) {
 	w.records = slices.DeleteFunc(w.records, func(r history.Record) bool {
 		return r.Change != nil && r.Change.New["status"] == status
+	})
+	orders := map[string]int64{}
+	for _, r := range w.records {
+		if r.Change != nil {
+			orders[r.Change.Database]++
+			r.Change.Order = orders[r.Change.Database]
+		}
+	}
+}
+
+// dropAttempt removes a page of the ledger.
+func (w *world) dropAttempt(ids ...int64) {
+	w.records = slices.DeleteFunc(w.records, func(r history.Record) bool {
+		return r.Attempt != nil && slices.Contains(ids, r.Attempt.ID)
 	})
 }
 
 func (m *mail) deleted() {
 	w := m.w
 	w.step()
-	w.order++
+	order := w.next("notify")
 	w.add(history.Record{T: w.now, Kind: history.KindChange, Change: &history.Change{
-		Database: "notify", Table: "public.notifications", Op: "DELETE", XID: uint64(w.order), Order: w.order, CommitAt: w.wall(), Old: m.row,
+		Database: "notify", Table: "public.notifications", Op: "DELETE", XID: uint64(order), Order: order, CommitAt: w.wall(), Old: m.row,
 	}})
 	m.row = nil
 }
@@ -732,15 +841,17 @@ func TestBadHistoriesAreFound(t *testing.T) {
 			for _, f := range res.Findings {
 				found[f.Invariant] = true
 			}
-			require.Equal(t, map[string]bool{g.invariant: true}, found, explain(res))
-			require.Contains(t, res.Findings[0].Text, g.text)
-			want := g.verdict
-			if want == "" {
-				want = verify.Fail
+			want := map[string]bool{g.invariant: true}
+			for _, name := range g.also {
+				want[name] = true
 			}
-			require.Equal(t, want, res.Verdict, explain(res))
-			require.Equal(t, want, res.Findings[0].Verdict)
-			if k := res.Findings[0].Key; k != "" && want != verify.HarnessError {
+			require.Equal(t, want, found, explain(res))
+			i := slices.IndexFunc(res.Findings, func(f verify.Finding) bool { return f.Invariant == g.invariant })
+			require.Contains(t, res.Findings[i].Text, g.text)
+			verdict := cmp.Or(g.verdict, verify.Fail)
+			require.Equal(t, verdict, res.Verdict, explain(res))
+			require.Equal(t, verdict, res.Findings[0].Verdict)
+			if k := res.Findings[0].Key; k != "" && verdict != verify.HarnessError {
 				require.NotEmpty(t, res.Findings[0].Story)
 			}
 		})

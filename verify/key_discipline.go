@@ -46,6 +46,9 @@ func checkAttemptKeys(m *Mail, owners map[string]string, r *report) {
 		}
 		if first == nil {
 			first = a
+			if a.MessageID == "" && a.Transport == "smtp" { // an HTTP API makes it
+				r.breach(m.Key, "attempt %d carries no Message-ID: no receiver can tell its copies from other mails (OB-03)", a.ID)
+			}
 			owner, taken := owners[a.MessageID]
 			if a.MessageID != "" && taken {
 				r.breach(m.Key, "Message-ID %s is also that of %s", a.MessageID, owner)

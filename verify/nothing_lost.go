@@ -11,7 +11,7 @@ import (
 
 var nothingLost = rule{
 	name:      "nothing-lost",
-	statement: "Every confirmed mail is delivered, or cancelled on request, or visible: DEAD with its dead letter and alert; UNKNOWN, EXPIRED, a dead outbox row or a parked event, each with an alert; EXPIRED only once its time was over, the outbox row only with an event that a broker refuses. One that waits and that nothing moves any more is none of these.",
+	statement: "Every confirmed mail is delivered, or cancelled on request, or visible: DEAD with its dead letter and alert; UNKNOWN, EXPIRED, a dead outbox row or a parked event, each with an alert; EXPIRED only once its time was over, the outbox row only with an event that a broker refuses, a parked event only one that cannot be read. One that waits and that nothing moves any more is none of these.",
 	check: func(e *Evidence, r *report) {
 		e.mails(func(m *Mail) {
 			switch m.Asked() {
@@ -114,8 +114,11 @@ func (e *Evidence) cancelledUnasked(m *Mail) bool {
 const refusedFrom = 1000 << 10
 
 func (e *Evidence) lostWithoutRow(m *Mail) (bool, string) {
-	if m.Alerted(alertParked) || m.MayBeCancelled() {
+	if m.Campaign == "" && m.MayBeCancelled() || m.Campaign != "" && m.stoppedFirst() {
 		return false, ""
+	}
+	if m.Alerted(alertParked) {
+		return e.parkedUnread(m)
 	}
 	for _, o := range m.Outbox {
 		if o.Dead && o.Bytes > 0 && o.Bytes < refusedFrom {
@@ -132,6 +135,40 @@ func (e *Evidence) lostWithoutRow(m *Mail) (bool, string) {
 		return true, "no row of it exists anywhere"
 	}
 	return true, "its event left the outbox, and the mail service holds no row of it"
+}
+
+// parkedUnread reports a mail whose event the mail service put aside although the
+// very record that the booking service wrote can be read. An alert alone excuses
+// nothing: a bridge that parks every other event and says so would lose none.
+func (e *Evidence) parkedUnread(m *Mail) (bool, string) {
+	for i := range e.Faults {
+		if f := &e.Faults[i]; f.Outcome == history.Installed && slices.Contains(f.Keys, m.Key) {
+			return false, "" // its record was tampered with
+		}
+	}
+	for _, rec := range m.Topic {
+		own := func(o *history.OutboxLeft) bool { return o.EventID == rec.EventID }
+		if rec.EventID != "" && slices.ContainsFunc(m.Outbox, own) {
+			return true, fmt.Sprintf("its event %s was parked, and anybody can read it (partition %d, offset %d)", rec.EventID, rec.Partition, rec.Offset)
+		}
+	}
+	return false, ""
+}
+
+// stoppedFirst reports that the stop of the mail's campaign may have come before
+// the campaign had been taken: a mail of it need not have a row then. One that was
+// acknowledged before anybody called the stop has its row, whatever becomes of it.
+func (m *Mail) stoppedFirst() bool {
+	taken, stop := int64(math.MaxInt64), int64(math.MaxInt64)
+	for _, o := range m.Ops {
+		switch {
+		case o.Name == "stop" && o.Outcome != history.OpFail:
+			stop = min(stop, o.Call)
+		case asks(o) && o.Outcome == history.OpOK:
+			taken = min(taken, o.Return)
+		}
+	}
+	return stop < taken
 }
 
 // expiredEarly says why an EXPIRED mail was still worth sending; "" where its time

@@ -1,6 +1,10 @@
 package verify
 
-import "mailproof/history"
+import (
+	"slices"
+
+	"mailproof/history"
+)
 
 var outboxAtomicity = rule{
 	name:      "outbox-atomicity",
@@ -9,6 +13,7 @@ var outboxAtomicity = rule{
 	check: func(e *Evidence, r *report) {
 		checkOutboxOfOps(e, r)
 		checkOutboxTransactions(e, r)
+		checkOrdersFollowed(e, r)
 	},
 }
 
@@ -27,6 +32,19 @@ func checkOutboxOfOps(e *Evidence, r *report) {
 			r.breach(m.Key, "its confirmation definitely failed, and the outbox holds a row of it")
 		}
 	})
+}
+
+// checkOrdersFollowed wants the orders' log, where there is a log at all: without
+// it half of this invariant is judged and all of it reported as kept.
+func checkOrdersFollowed(e *Evidence, r *report) {
+	if e.Columns.Orders.Table == "" || !e.hasWAL() || !slices.ContainsFunc(e.Ops, func(o history.Op) bool {
+		return o.Name == "confirm" && o.Outcome == history.OpOK
+	}) {
+		return
+	}
+	if !slices.ContainsFunc(e.Changes, func(c history.Change) bool { return c.Table == e.Columns.Orders.Table }) {
+		r.find(Invalid, "", "confirmations were acknowledged, and no changes of %s were recorded", e.Columns.Orders.Table)
+	}
 }
 
 // checkOutboxTransactions looks, in the log of the orders' database, for a

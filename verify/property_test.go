@@ -136,7 +136,8 @@ func mutations() map[string]mutation {
 			onlyCopy,
 			func(w *world, i int) {
 				again := *w.records[i].Attempt
-				again.ID += 1000
+				w.attempts++
+				again.ID = w.attempts
 				again.From, again.DotAt, again.To = w.now+1, w.now+2, w.now+3
 				w.add(history.Record{T: again.To, Kind: history.KindAttempt, Attempt: &again})
 				w.pass(time.Second)

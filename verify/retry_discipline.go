@@ -18,6 +18,7 @@ var retryDiscipline = rule{
 		e.mails(func(m *Mail) {
 			checkGaps(e, m, r)
 			checkDueTimes(e, m, r)
+			checkDelays(e, m, r)
 			checkLimit(e, m, r)
 		})
 	},
@@ -136,6 +137,37 @@ func leastDelay(delays []time.Duration, number int) time.Duration {
 		return 0
 	}
 	return slices.Min(delays[min(number, len(delays))-1:])
+}
+
+// delaySlack is what a delay may be longer than configured: from the statement's
+// own clock to its commit is a moment, and the row's word is of the same clock.
+const delaySlack = 2 * time.Second
+
+// checkDelays judges on the log the delay that a refused mail was given: that of
+// its try and not much more (no less: checkGap). A mail that is put off for an hour is not
+// lost, and nobody would call it delivered either (AC4: 10s, 1m, 5m, in this
+// order). Only a throttle's own word (Retry-After) may put it off for longer.
+func checkDelays(e *Evidence, m *Mail, r *report) {
+	delays, c := e.Meta.RetryDelays, e.Columns.Mails
+	if len(delays) == 0 || c.NextAttemptAt == "" || slices.ContainsFunc(m.Attempts, throttled) {
+		return
+	}
+	for i := range m.Moves {
+		mv := &m.Moves[i]
+		if mv.From != stSending || mv.To != stFailed {
+			continue
+		}
+		n, ok := number(mv.New, c.Attempts)
+		due, err := parsePGTime(mv.New[c.NextAttemptAt])
+		if !ok || n < 1 || err != nil {
+			continue // checkDueTimes reads it again
+		}
+		r.looked(1)
+		want := delays[min(int(n), len(delays))-1]
+		if got := due.Sub(mv.CommitAt); got > want+delaySlack {
+			r.breach(m.Key, "after try %d it is put off for %s, the delay is %s (commit %d)", n, got.Round(time.Millisecond), want, mv.Order)
+		}
+	}
 }
 
 // checkDueTimes judges on the log: no claim commits before the row was due.

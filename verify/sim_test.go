@@ -34,7 +34,7 @@ type world struct {
 	records  []history.Record
 	final    history.Final
 	mails    []*mail
-	order    int64
+	orders   map[string]int64 // of the changes of each database
 	attempts int64
 }
 
@@ -62,10 +62,19 @@ func (m *mail) address() string {
 	return m.booking + "@customers.test"
 }
 
+// subject names what the mail is about: its booking, or the reader.
+func (m *mail) subject() string {
+	if m.campaign != "" {
+		return m.address()
+	}
+	return m.booking
+}
+
 func newWorld(policy, server string) *world {
-	return &world{now: simStart, meta: history.Meta{
+	return &world{now: simStart, orders: map[string]int64{}, meta: history.Meta{
 		Scenario: "golden", Policy: policy, Server: server, MaxAttempts: 3, RetryDelays: simDelays, Lease: simLease,
-		Wall: simWall, Floors: history.Floors{Confirmed: 1}, Params: map[string]string{history.ParamStaleAfter: simStale.String()},
+		Wall: simWall, Floors: history.Floors{Confirmed: 1},
+		Params: map[string]string{history.ParamStaleAfter: simStale.String(), history.ParamSubject: "booking"},
 	}}
 }
 
@@ -119,8 +128,8 @@ func (m *mail) op(name string, outcome history.OpOutcome) *history.Op {
 func (m *mail) change(set map[string]string) {
 	w := m.w
 	w.step()
-	w.order++
-	c := &history.Change{Database: "notify", Table: "public.notifications", XID: uint64(w.order), Order: w.order, CommitAt: w.wall(), Op: "UPDATE", Old: maps.Clone(m.row)}
+	order := w.next("notify")
+	c := &history.Change{Database: "notify", Table: "public.notifications", XID: uint64(order), Order: order, CommitAt: w.wall(), Op: "UPDATE", Old: maps.Clone(m.row)}
 	if m.row == nil {
 		c.Op = "INSERT"
 		m.row = map[string]string{"id": "id-" + m.booking, "dedupe_key": m.key, "booking_id": m.booking, "attempts": "0", "token": "0", "unsettled": "0", "attempt_limit": "3", "cancel_requested": "false"}
@@ -134,6 +143,12 @@ func (m *mail) change(set map[string]string) {
 	}
 	c.New = maps.Clone(m.row)
 	w.add(history.Record{T: w.now, Kind: history.KindChange, Change: c})
+}
+
+// next is the place of the next change in the commit order of a database.
+func (w *world) next(database string) int64 {
+	w.orders[database]++
+	return w.orders[database]
 }
 
 func (m *mail) num(col string, plus int) string {
@@ -157,12 +172,10 @@ func (m *mail) confirmed() *mail {
 // relayed commits the booking with its outbox row and puts it in the topic.
 func (m *mail) relayed() *mail {
 	w := m.w
-	w.order++
-	xid := uint64(1_000_000 + w.order)
+	xid := uint64(1_000_000 + w.orders["booking"])
 	for _, table := range []string{"public.bookings", "public.outbox"} {
-		w.order++
 		w.add(history.Record{T: w.now, Kind: history.KindChange, Change: &history.Change{
-			Database: "booking", Table: table, Op: "INSERT", XID: xid, Order: w.order, CommitAt: w.wall(),
+			Database: "booking", Table: table, Op: "INSERT", XID: xid, Order: w.next("booking"), CommitAt: w.wall(),
 			New: map[string]string{"id": m.booking, "status": "CONFIRMED"},
 		}})
 	}
@@ -191,6 +204,7 @@ func (m *mail) try(how ...func(*history.Attempt)) *mail {
 	a := &history.Attempt{
 		ID: w.attempts, Transport: "smtp", Session: w.attempts, Client: m.client, Key: m.key, MessageID: "<" + m.booking + "@mailproof.test>",
 		Recipient: m.address(), From: w.now, Stage: "replied", BodyHash: m.bodyHash,
+		Subject: "Your ticket for Final of " + m.subject() + " is confirmed",
 	}
 	w.step()
 	a.DotAt, a.Stored, a.ReplyWritten, a.Reply = w.now, true, true, "250 2.0.0 ok"
@@ -483,6 +497,7 @@ func lives(policy, server string) map[string]func(m *mail) {
 		"parked": func(m *mail) {
 			m.op("confirm", history.OpOK)
 			m.relayed().alerts = []string{"event-parked"}
+			m.w.fault("spoil-records", "topic booking.events", time.Second).Keys = []string{m.key}
 		},
 		"thrown away by the server": func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(func(a *history.Attempt) { a.Stored, a.Breach = false, true }).sent()

@@ -9,12 +9,13 @@ import (
 // well overlap that of the worker that took over.
 var singleFlight = rule{
 	name:      "single-flight",
-	statement: "One worker at a time holds a mail: each claim raises its token by exactly one, and none is made while the lease before it lives.",
+	statement: "One worker at a time holds a mail: each claim raises its token by exactly one, is committed before the mail is sent, and none is made while the lease before it lives.",
 	needs:     needsWAL,
 	check: func(e *Evidence, r *report) {
 		e.mails(func(m *Mail) {
 			for i := range m.Moves {
 				checkClaim(e, m, &m.Moves[i], r)
+				checkOneTransaction(m, i, r)
 			}
 		})
 	},
@@ -51,6 +52,19 @@ func checkClaim(e *Evidence, m *Mail, mv *Move, r *report) {
 	if mv.CommitAt.Before(until) {
 		r.breach(m.Key, "claimed by another while the lease of token %d lived for another %s (commit %d)",
 			before, until.Sub(mv.CommitAt).Round(time.Millisecond), mv.Order)
+	}
+}
+
+// checkOneTransaction finds a claim that was settled in its own transaction: what
+// was sent in between was sent under a claim that nobody else could see, with the
+// row locked against a cancel (TRAP-1-4).
+func checkOneTransaction(m *Mail, i int, r *report) {
+	if i == 0 || m.Moves[i].From != stSending {
+		return
+	}
+	claim, end := &m.Moves[i-1], &m.Moves[i]
+	if claim.claim && claim.XID != 0 && claim.XID == end.XID && claim.Database == end.Database {
+		r.breach(m.Key, "claimed and settled as %s in one transaction (%d): its claim was never to be seen", end.To, end.XID)
 	}
 }
 

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,7 +13,7 @@ import (
 // Its findings are the harness's fault, and nothing else is judged then.
 var wellFormedHistory = rule{
 	name:      "well-formed-history",
-	statement: "The evidence is whole and does not contradict itself: every line can be read, nothing was refused, no client had two operations open, the log of changes ends where the rows stand.",
+	statement: "The evidence is whole and does not contradict itself: every line can be read, nothing was refused, no client had two operations open, no page of the ledger or of the log is missing, the log of changes ends where the rows stand.",
 	check:     checkWellFormed,
 }
 
@@ -35,6 +36,7 @@ func checkWellFormed(e *Evidence, r *report) {
 	}
 	checkParams(e.Meta.Params, harness)
 	checkClients(e, harness)
+	checkWhole(e, harness)
 	checkLogEnds(e, harness)
 }
 
@@ -71,21 +73,59 @@ func checkClients(e *Evidence, harness harnessFinding) {
 	}
 }
 
+// checkWhole counts. The ledger numbers its rows and the collector its changes
+// from 1 and without a gap, and both tell at the end how many there were: a page
+// that is missing in the middle or at the end is a hole in what everything else
+// is judged by. A copy that only the missing page shows would be no double.
+func checkWhole(e *Evidence, harness harnessFinding) {
+	ids := make([]int64, len(e.Attempts))
+	for i := range e.Attempts {
+		ids[i] = e.Attempts[i].ID
+	}
+	if hole := firstHole(ids); hole != 0 {
+		harness("", "the ledger holds %d attempts, and none (or more than one) of number %d", len(ids), hole)
+	}
+	orders := map[string][]int64{}
+	for i := range e.Changes {
+		db := e.Changes[i].Database
+		orders[db] = append(orders[db], e.Changes[i].Order)
+	}
+	for _, db := range slices.Sorted(maps.Keys(orders)) {
+		if hole := firstHole(orders[db]); hole != 0 {
+			harness("", "the log of %s holds %d changes, and none (or more than one) of order %d", db, len(orders[db]), hole)
+		}
+	}
+	for _, what := range slices.Sorted(maps.Keys(e.Final.Counted)) {
+		have := int64(len(ids))
+		if db, ok := strings.CutPrefix(what, history.CountedChanges); ok {
+			have = int64(len(orders[db]))
+		} else if what != history.CountedAttempts {
+			continue // a newer harness counted it
+		}
+		if n := e.Final.Counted[what]; n != have {
+			harness("", "%d %s were taken down, and the history holds %d", n, what, have)
+		}
+	}
+}
+
+// firstHole is the first number of 1, 2, 3 … that does not stand in its place; 0
+// where all do.
+func firstHole(numbers []int64) int64 {
+	slices.Sort(numbers)
+	for i, n := range numbers {
+		if n != int64(i+1) {
+			return int64(i + 1)
+		}
+	}
+	return 0
+}
+
 // checkLogEnds compares the last status in the log with the row that was read
 // at the end: a difference means that the log is not whole, and what it does
 // not show was not judged.
 func checkLogEnds(e *Evidence, harness harnessFinding) {
 	if !e.hasWAL() {
 		return
-	}
-	lastOrder := map[string]int64{}
-	for i := range e.Changes {
-		c := &e.Changes[i]
-		if before := lastOrder[c.Database]; c.Order <= before {
-			harness("", "the log of %s holds order %d after %d", c.Database, c.Order, before)
-			return
-		}
-		lastOrder[c.Database] = c.Order
 	}
 	e.mails(func(m *Mail) {
 		if len(m.Rows) == 0 && len(m.Moves) > 0 && m.Moves[len(m.Moves)-1].Op != "DELETE" {

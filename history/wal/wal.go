@@ -293,6 +293,9 @@ func (c *Collector) count(f func(*Stats)) {
 	f(&c.stats)
 }
 
+// Database is the name under which its changes are recorded.
+func (c *Collector) Database() string { return c.cfg.Database }
+
 // Stats of the collector so far.
 func (c *Collector) Stats() Stats {
 	c.mu.Lock()

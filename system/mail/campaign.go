@@ -3,6 +3,7 @@ package mail
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"slices"
 	"strings"
@@ -66,10 +67,40 @@ func (r *Renderer) campaignView(v *view, in Rendering) error {
 	}
 	v.Name, v.Headline, v.Link = oneLine(d.Name), oneLine(d.Headline), d.Link
 	v.Unsubscribe = r.unsubscribe(in.DedupeKey)
-	for _, p := range strings.Split(strings.ReplaceAll(d.Text, "\r\n", "\n"), "\n\n") {
+	for _, p := range paragraphs(d.Text) {
 		if p = line(p, maxParagraph); p != "" && len(v.Paragraphs) < maxParagraphs {
 			v.Paragraphs = append(v.Paragraphs, p)
 		}
+	}
+	return nil
+}
+
+func paragraphs(text string) []string {
+	return strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n\n")
+}
+
+// CheckCampaign names the first field of which a mail would show a part only, or
+// returns nil: whoever hands a campaign over shall hear of it, and not its
+// readers. A row that has it all the same is shortened. The error holds no value
+// of a field.
+func CheckCampaign(d contract.CampaignData) error {
+	for _, f := range []struct{ name, value string }{{"headline", d.Headline}, {"name", d.Name}} {
+		if n := len([]rune(line(f.value, math.MaxInt))); n > maxField {
+			return fmt.Errorf("data.%s has %d characters, a mail shows %d", f.name, n, maxField)
+		}
+	}
+	shown := 0
+	for i, p := range paragraphs(d.Text) {
+		p = line(p, math.MaxInt)
+		if n := len([]rune(p)); n > maxParagraph {
+			return fmt.Errorf("paragraph %d of data.text has %d characters, a mail shows %d", i+1, n, maxParagraph)
+		}
+		if p != "" {
+			shown++
+		}
+	}
+	if shown > maxParagraphs {
+		return fmt.Errorf("data.text has %d paragraphs, a mail shows %d", shown, maxParagraphs)
 	}
 	return nil
 }

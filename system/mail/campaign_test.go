@@ -142,3 +142,21 @@ func BenchmarkRenderOffer(b *testing.B) {
 		}
 	}
 }
+
+// What a mail cannot show in full is refused where a campaign is handed over: a
+// mail without its last paragraph is nothing that anybody would notice.
+func TestACampaignThatAMailCannotShow(t *testing.T) {
+	t.Parallel()
+	good := contract.CampaignData{Headline: strings.Repeat("ä", 200), Text: strings.Repeat(strings.Repeat("x", 2000)+"\r\n\r\n", 20), Name: "Anna"}
+	require.NoError(t, mail.CheckCampaign(good))
+	for says, change := range map[string]func(*contract.CampaignData){
+		"data.headline has 201 characters, a mail shows 200":              func(d *contract.CampaignData) { d.Headline += "!" },
+		"data.name has 201 characters":                                    func(d *contract.CampaignData) { d.Name = strings.Repeat("n", 201) },
+		"paragraph 1 of data.text has 2001 characters, a mail shows 2000": func(d *contract.CampaignData) { d.Text = "x" + d.Text },
+		"data.text has 21 paragraphs, a mail shows 20":                    func(d *contract.CampaignData) { d.Text += "and one more" },
+	} {
+		d := good
+		change(&d)
+		require.ErrorContains(t, mail.CheckCampaign(d), says)
+	}
+}

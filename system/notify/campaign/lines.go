@@ -91,7 +91,10 @@ func parse(raw []byte) (Line, error) {
 	if _, err := mail.ParseAddress(l.To); err != nil {
 		return l, fmt.Errorf("to: %w", err)
 	}
-	return l, l.Data.Validate()
+	if err := l.Data.Validate(); err != nil {
+		return l, err
+	}
+	return l, mail.CheckCampaign(l.Data)
 }
 
 // marshal leaves <, > and & as they are: nobody embeds a payload in a page.

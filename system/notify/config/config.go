@@ -265,6 +265,11 @@ func loopback(host string) bool {
 	return host == "localhost" || (ip != nil && ip.IsLoopback())
 }
 
+// ackWithin is how long a delivery may wait for its token: five minutes less than
+// RabbitMQ's consumer_timeout as it comes (rabbitmq.com/docs/consumers), after
+// which it closes the channel and gives every delivery of it out again.
+const ackWithin = 25 * time.Minute
+
 func (c Config) checkNumbers(bad report) {
 	for name, n := range map[string]int{
 		"POOL": int(c.Pool), "MARKETING_POOL": int(c.MarketingPool), "TICKET_CONSUMERS": c.TicketConsumers, "TICKET_PREFETCH": c.TicketPrefetch,
@@ -281,11 +286,15 @@ func (c Config) checkNumbers(bad report) {
 	if c.MarketingParallel < 0 {
 		bad("MARKETING_PARALLEL", "is %d, must not be negative", c.MarketingParallel)
 	}
-	if c.SweeperRate <= 0 {
+	if !(c.SweeperRate > 0) { // NaN is neither above nor below
 		bad("SWEEPER_RATE", "is %g, must be above zero", c.SweeperRate)
 	}
-	if c.MarketingRate < 0 {
+	if !(c.MarketingRate >= 0) {
 		bad("MARKETING_RATE", "is %g, must not be negative", c.MarketingRate)
+	}
+	if ahead := c.MarketingConsumers * c.MarketingPrefetch; c.MarketingRate > 0 && float64(ahead) > c.MarketingRate*ackWithin.Seconds() {
+		bad("MARKETING_RATE", "is %g a second: %sMARKETING_CONSUMERS × %sMARKETING_PREFETCH = %d deliveries would wait for longer than %s, and RabbitMQ ends a channel that does not ack for 30 minutes; a smaller prefetch helps",
+			c.MarketingRate, Prefix, Prefix, ahead, ackWithin)
 	}
 	for name, d := range map[string]time.Duration{
 		"STATEMENT_TIMEOUT": c.StatementTimeout, "CONFIRM_TIMEOUT": c.ConfirmTimeout, "KAFKA_SESSION_TIMEOUT": c.KafkaSessionTimeout,
