@@ -2,51 +2,25 @@ package booking
 
 import (
 	"context"
-	"database/sql"
 	"embed"
-	"errors"
-	"fmt"
-	"io/fs"
 
-	_ "github.com/jackc/pgx/v5/stdlib" // the driver that goose needs
-	"github.com/pressly/goose/v3"
-	"github.com/pressly/goose/v3/lock"
-
+	"mailproof/system/migrate"
 	"mailproof/system/outbox"
 )
 
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-const versionTable = "booking_goose_version"
+var schema = migrate.Schema{
+	Name: "bookings", Files: migrations, Dir: "migrations",
+	VersionTable: "booking_goose_version", Lock: 0x626f6f6b696e67, // "booking"
+}
 
 // Migrate brings the tables of the booking service, its outbox included, up to
 // date. Several processes may call it at once.
-func Migrate(ctx context.Context, url string) (err error) {
+func Migrate(ctx context.Context, url string) error {
 	if err := outbox.Migrate(ctx, url); err != nil {
 		return err
 	}
-	db, err := sql.Open("pgx", url)
-	if err != nil {
-		return fmt.Errorf("migrate bookings: %w", err)
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-
-	dir, err := fs.Sub(migrations, "migrations")
-	if err != nil {
-		return fmt.Errorf("migrate bookings: %w", err)
-	}
-	locker, err := lock.NewPostgresSessionLocker()
-	if err != nil {
-		return fmt.Errorf("migrate bookings: %w", err)
-	}
-	p, err := goose.NewProvider(goose.DialectPostgres, db, dir,
-		goose.WithTableName(versionTable), goose.WithSessionLocker(locker))
-	if err != nil {
-		return fmt.Errorf("migrate bookings: %w", err)
-	}
-	if _, err := p.Up(ctx); err != nil {
-		return fmt.Errorf("migrate bookings: %w", err)
-	}
-	return nil
+	return migrate.UpURL(ctx, url, schema)
 }

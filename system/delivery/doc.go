@@ -78,6 +78,7 @@
 // A store may write each end of a booking's mail as an event into an outbox
 // table, in the transition's own statement (events.go).
 //
-// Only the database's clock is used. Package delivery imports system/contract
-// and nothing else of this module; it knows neither brokers nor senders.
+// Only the database's clock is used. Package delivery imports system/contract and
+// system/migrate and nothing else of this module; it knows neither brokers nor
+// senders.
 package delivery

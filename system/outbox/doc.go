@@ -40,6 +40,6 @@
 //
 // No transaction is open while the network is waited for (TRAP-2-8).
 //
-// Package outbox imports nothing of this module but failpoint: booking and notify
-// both use it.
+// Package outbox imports nothing of this module but failpoint and migrate: booking
+// and notify both use it.
 package outbox

@@ -21,6 +21,7 @@ import (
 
 	"mailproof/system/booking"
 	"mailproof/system/contract"
+	"mailproof/system/envconfig"
 	"mailproof/system/outbox/outboxtest"
 )
 
@@ -66,7 +67,7 @@ func TestConfigDefaults(t *testing.T) {
 	require.Equal(t, contract.TopicBookingEvents, c.KafkaTopic)
 	require.Equal(t, c.DatabaseURL, c.RelayDatabaseURL)
 	var out bytes.Buffer
-	require.NoError(t, describe(&out, c))
+	require.NoError(t, envconfig.Describe(&out, prefix, c))
 	require.Contains(t, out.String(), "BOOKINGD_RELAY_SESSION_TIMEOUT")
 	require.NotContains(t, out.String(), "secret")
 

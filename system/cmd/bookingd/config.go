@@ -3,18 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/url"
-	"os"
-	"reflect"
-	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
-	"github.com/caarlos0/env/v11"
+	"mailproof/system/envconfig"
 )
 
 // prefix starts the name of each variable.
@@ -56,15 +51,13 @@ type config struct {
 // load reads the environment, or vars if not nil. The error names every
 // variable that is missing, wrong or unknown.
 func load(vars map[string]string) (config, error) {
-	if vars == nil {
-		vars = env.ToMap(os.Environ())
+	c, problems := envconfig.Read[config](prefix, vars)
+	for _, name := range envconfig.Unknown[config](prefix, vars) {
+		problems = append(problems, fmt.Errorf("%s: no such variable", name))
 	}
-	var c config
-	problems := readProblems(env.ParseWithOptions(&c, env.Options{Prefix: prefix, Environment: vars}))
-	problems = append(problems, unknown(vars)...)
 	problems = append(problems, c.problems(problems)...)
 	if len(problems) > 0 {
-		return c, fmt.Errorf("configuration (\"bookingd config\" explains every variable): %w", errors.Join(problems...))
+		return c, wrong(problems)
 	}
 	if c.RelayDatabaseURL == "" {
 		c.RelayDatabaseURL = c.DatabaseURL
@@ -74,77 +67,17 @@ func load(vars map[string]string) (config, error) {
 
 // loadDatabaseURL is all that migrating needs.
 func loadDatabaseURL(vars map[string]string) (string, error) {
-	if vars == nil {
-		vars = env.ToMap(os.Environ())
-	}
-	var c struct {
+	c, problems := envconfig.Read[struct {
 		URL string `env:"DATABASE_URL,required,notEmpty"`
-	}
-	problems := readProblems(env.ParseWithOptions(&c, env.Options{Prefix: prefix, Environment: vars}))
-	if err := errors.Join(problems...); err != nil {
-		return "", fmt.Errorf("configuration (\"bookingd config\" explains every variable): %w", err)
+	}](prefix, vars)
+	if len(problems) > 0 {
+		return "", wrong(problems)
 	}
 	return c.URL, nil
 }
 
-// readProblems turns the parser's errors, which name struct fields, into errors
-// that name variables.
-func readProblems(err error) []error {
-	if err == nil {
-		return nil
-	}
-	var all env.AggregateError
-	if !errors.As(err, &all) {
-		return []error{err}
-	}
-	out := make([]error, 0, len(all.Errors))
-	for _, e := range all.Errors {
-		var parse env.ParseError
-		var unset env.VarIsNotSetError
-		var empty env.EmptyVarError
-		switch {
-		case errors.As(e, &parse):
-			out = append(out, fmt.Errorf("%s: %w", variable(parse.Name), parse.Err))
-		case errors.As(e, &unset):
-			out = append(out, fmt.Errorf("%s: must be set", unset.Key))
-		case errors.As(e, &empty):
-			out = append(out, fmt.Errorf("%s: must not be empty", empty.Key))
-		default:
-			out = append(out, e)
-		}
-	}
-	return out
-}
-
-// variable is the environment variable of a field.
-func variable(field string) string {
-	f, ok := reflect.TypeFor[config]().FieldByName(field)
-	if !ok {
-		return field
-	}
-	name, _, _ := strings.Cut(f.Tag.Get("env"), ",")
-	return prefix + name
-}
-
-// unknown names variables that start like ours and that nobody reads: a typing
-// error that would otherwise leave a default in force.
-func unknown(vars map[string]string) []error {
-	known := map[string]bool{}
-	for f := range reflect.TypeFor[config]().Fields() {
-		known[variable(f.Name)] = true
-	}
-	var names []string
-	for name := range vars {
-		if strings.HasPrefix(name, prefix) && !known[name] {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	out := make([]error, len(names))
-	for i, name := range names {
-		out[i] = fmt.Errorf("%s: no such variable", name)
-	}
-	return out
+func wrong(problems []error) error {
+	return fmt.Errorf("configuration (\"bookingd config\" explains every variable): %w", errors.Join(problems...))
 }
 
 // problems checks values and their relations, but not those that could not be
@@ -215,39 +148,3 @@ func (c config) problems(told []error) []error {
 
 // listens reports whether mail events are consumed.
 func (c config) listens() bool { return c.MailEventsTopic != "off" }
-
-// describe lists every variable, its default, its value and its meaning.
-// Passwords are not shown.
-func describe(w io.Writer, c config) error {
-	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(tw, "VARIABLE\tVALUE\tDEFAULT\tMEANING")
-	v := reflect.ValueOf(c)
-	for i := range v.NumField() {
-		f := v.Type().Field(i)
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", variable(f.Name), show(v.Field(i), f.Tag.Get("secret")),
-			dash(f.Tag.Get("envDefault")), f.Tag.Get("doc"))
-	}
-	return tw.Flush()
-}
-
-func show(v reflect.Value, secret string) string {
-	text := fmt.Sprint(v.Interface())
-	if list, ok := v.Interface().([]string); ok {
-		text = strings.Join(list, ",")
-	}
-	if secret == "url" && text != "" {
-		u, err := url.Parse(text)
-		if err != nil || u.Host == "" {
-			return "***"
-		}
-		text = u.Redacted()
-	}
-	return dash(text)
-}
-
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}

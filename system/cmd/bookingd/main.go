@@ -24,6 +24,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"mailproof/system/booking"
+	"mailproof/system/envconfig"
 	"mailproof/system/failpoint"
 )
 
@@ -66,7 +67,7 @@ func command() *cobra.Command {
 			Use: "config", Short: "List the environment variables, with the values now in force", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				cfg, err := load(nil)
-				if werr := describe(cmd.OutOrStdout(), cfg); werr != nil {
+				if werr := envconfig.Describe(cmd.OutOrStdout(), prefix, cfg); werr != nil {
 					return werr
 				}
 				return err

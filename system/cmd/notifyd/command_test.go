@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"mailproof/system/envconfig"
 	"mailproof/system/notify/config"
 )
 
@@ -25,7 +26,7 @@ func TestConfigCommandPrintsEveryVariable(t *testing.T) {
 	t.Setenv("NOTIFYD_SMTP_ADDR", "smtp.example.test:25")
 	out, err := run(t, "config")
 	require.NoError(t, err)
-	for _, v := range (config.Config{}).Vars() {
+	for _, v := range envconfig.Vars(config.Prefix, config.Config{}) {
 		require.Contains(t, out, v.Name)
 		require.Contains(t, out, v.Doc)
 	}

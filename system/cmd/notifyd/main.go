@@ -82,7 +82,7 @@ func command(out io.Writer) *cobra.Command {
 			Use: "config", Short: "Print every variable with its value, default and meaning, secrets masked", Args: cobra.NoArgs,
 			RunE: func(*cobra.Command, []string) error {
 				cfg, err := config.Load()
-				if _, printErr := fmt.Fprint(out, config.Describe(cfg)); printErr != nil {
+				if printErr := config.Describe(out, cfg); printErr != nil {
 					return fmt.Errorf("print: %w", printErr)
 				}
 				return err

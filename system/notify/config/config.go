@@ -13,21 +13,17 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/mail"
 	"net/url"
-	"os"
-	"reflect"
 	"regexp"
-	"strings"
-	"text/tabwriter"
 	"time"
-
-	"github.com/caarlos0/env/v11"
 
 	"mailproof/system/contract"
 	"mailproof/system/delivery"
+	"mailproof/system/envconfig"
 )
 
 // Prefix starts the name of each variable.
@@ -127,9 +123,7 @@ func LoadFrom(vars map[string]string) (Config, error) {
 }
 
 func load(vars map[string]string) (Config, error) {
-	var c Config
-	err := env.ParseWithOptions(&c, env.Options{Prefix: Prefix, Environment: vars})
-	problems := readProblems(err)
+	c, problems := envconfig.Read[Config](Prefix, vars)
 	if len(problems) == 0 {
 		c = c.withDefaults()
 		problems = c.problems()
@@ -139,35 +133,6 @@ func load(vars map[string]string) (Config, error) {
 		return c, fmt.Errorf("configuration (\"notifyd config\" explains every variable): %w", errors.Join(problems...))
 	}
 	return c, nil
-}
-
-// readProblems turns the parser's errors, which name struct fields, into errors
-// that name variables.
-func readProblems(err error) []error {
-	if err == nil {
-		return nil
-	}
-	var all env.AggregateError
-	if !errors.As(err, &all) {
-		return []error{err}
-	}
-	out := make([]error, 0, len(all.Errors))
-	for _, e := range all.Errors {
-		var parse env.ParseError
-		var unset env.VarIsNotSetError
-		var empty env.EmptyVarError
-		switch {
-		case errors.As(e, &parse):
-			out = append(out, fmt.Errorf("%s: %w", variable(parse.Name), parse.Err))
-		case errors.As(e, &unset):
-			out = append(out, fmt.Errorf("%s: must be set", unset.Key))
-		case errors.As(e, &empty):
-			out = append(out, fmt.Errorf("%s: must not be empty", empty.Key))
-		default:
-			out = append(out, e)
-		}
-	}
-	return out
 }
 
 func (c Config) withDefaults() Config {
@@ -387,109 +352,10 @@ func (c Config) mailEvents() string {
 	return c.MailEventsTopic
 }
 
-// Var is one line of [Describe].
-type Var struct {
-	Name, Default, Value, Doc string
-}
-
-// Vars lists every variable with what c holds, secrets masked.
-func (c Config) Vars() []Var {
-	v := reflect.ValueOf(c)
-	out := make([]Var, 0, v.NumField())
-	for i := range v.NumField() {
-		f := v.Type().Field(i)
-		out = append(out, Var{
-			Name: variable(f.Name), Default: f.Tag.Get("envDefault"),
-			Value: show(v.Field(i), f.Tag.Get("secret")), Doc: f.Tag.Get("doc"),
-		})
-	}
-	return out
-}
-
-// Describe prints one line per variable: name, value, default, meaning.
-func Describe(c Config) string {
-	var sb strings.Builder
-	w := tabwriter.NewWriter(&sb, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(w, "VARIABLE\tVALUE\tDEFAULT\tMEANING")
-	for _, v := range c.Vars() {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, dash(v.Value), dash(v.Default), v.Doc)
-	}
-	_ = w.Flush() // a strings.Builder takes everything
-	return sb.String()
-}
-
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
-func show(v reflect.Value, secret string) string {
-	text := fmt.Sprint(v.Interface())
-	if list, ok := v.Interface().([]string); ok {
-		text = strings.Join(list, ",")
-	}
-	if delays, ok := v.Interface().([]time.Duration); ok {
-		names := make([]string, len(delays))
-		for i, d := range delays {
-			names[i] = contract.DelayName(d)
-		}
-		text = strings.Join(names, ",")
-	}
-	switch {
-	case text == "" || secret == "":
-		return text
-	case secret == "all":
-		return "***"
-	}
-	parts := strings.Split(text, ",")
-	for i, p := range parts {
-		parts[i] = maskURL(p)
-	}
-	return strings.Join(parts, ",")
-}
-
-// maskURL hides a URL's password and query; what is no URL is hidden whole.
-func maskURL(s string) string {
-	u, err := url.Parse(s)
-	if err != nil || u.Host == "" {
-		return "***"
-	}
-	masked := u.Scheme + "://"
-	if u.User != nil {
-		masked += u.User.Username() + ":***@"
-	}
-	masked += u.Host + u.Path
-	if u.RawQuery != "" {
-		masked += "?***"
-	}
-	return masked
-}
-
-// variable is the environment variable of a field.
-func variable(field string) string {
-	f, ok := reflect.TypeFor[Config]().FieldByName(field)
-	if !ok {
-		return field
-	}
-	name, _, _ := strings.Cut(f.Tag.Get("env"), ",")
-	return Prefix + name
-}
+// Describe prints one line per variable: name, value, default, meaning. Secrets
+// are masked.
+func Describe(w io.Writer, c Config) error { return envconfig.Describe(w, Prefix, c) }
 
 // Unknown lists variables of the environment that start with [Prefix] and that
 // nobody reads: most likely a typing error.
-func Unknown() []string {
-	known := map[string]bool{}
-	for _, v := range (Config{}).Vars() {
-		known[v.Name] = true
-	}
-	var out []string
-	for _, kv := range os.Environ() {
-		name, _, _ := strings.Cut(kv, "=")
-		if strings.HasPrefix(name, Prefix) && !known[name] {
-			out = append(out, name)
-		}
-	}
-	return out
-}
+func Unknown() []string { return envconfig.Unknown[Config](Prefix, nil) }

@@ -2,12 +2,14 @@ package config
 
 import (
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"mailproof/system/delivery"
+	"mailproof/system/envconfig"
 )
 
 func good() map[string]string {
@@ -110,7 +112,9 @@ func TestSecretsAreMasked(t *testing.T) {
 	t.Parallel()
 	c, err := LoadFrom(with("SMTP_USER", "u", "SMTP_PASSWORD", "secret"))
 	require.NoError(t, err)
-	text := Describe(c)
+	var out strings.Builder
+	require.NoError(t, Describe(&out, c))
+	text := out.String()
 	require.NotContains(t, text, "secret")
 	require.Contains(t, text, "postgres://app:***@db.example.test/mail?***")
 	require.Contains(t, text, "amqp://app:***@a.example.test,amqp://app:***@b.example.test")
@@ -119,7 +123,7 @@ func TestSecretsAreMasked(t *testing.T) {
 
 func TestEveryVariableIsExplained(t *testing.T) {
 	t.Parallel()
-	for _, v := range (Config{}).Vars() {
+	for _, v := range envconfig.Vars(Prefix, Config{}) {
 		require.NotEmpty(t, v.Doc, v.Name)
 	}
 }
