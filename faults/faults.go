@@ -10,6 +10,7 @@
 //	pause-while-held     pauseheld.go  SIGSTOP of a process while its 354 is withheld, until another has delivered its mail
 //	refuse-rcpt          refuse.go     every recipient is refused for now (451 at RCPT)
 //	refusals             refusals.go   each kind of recipient is answered in its own way, for good (5yz) or for now (4yz)
+//	provider-throttles   throttle.go   more than so many requests within a window are answered 429 with Retry-After
 //	(named by its acts)  inturn.go     blows to parts, one after the other, each healed before the next
 //
 // A fault without a witness proves nothing: the run that relied on it is

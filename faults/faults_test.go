@@ -90,28 +90,58 @@ func TestLose250KeepsTheMailAndWritesNoReply(t *testing.T) {
 	}
 }
 
+// post hands one mail to the API, over a connection of its own.
+func post(t *testing.T, api *resendapi.Server, key string) error {
+	t.Helper()
+	body := fmt.Sprintf(`{"from":"a@shop.test","to":"%s@x.test","subject":"s","text":"t"}`, key)
+	req, err := http.NewRequestWithContext(t.Context(), "POST", api.URL+"/emails", strings.NewReader(body))
+	require.NoError(t, err)
+	req.Header.Set("Authorization", "Bearer re_1")
+	req.Header.Set("User-Agent", "test")
+	req.Header.Set("Idempotency-Key", key)
+	client := http.Client{Timeout: 300 * time.Millisecond, Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("answered %d", res.StatusCode)
+	}
+	return nil
+}
+
+// A throttled API takes so many requests of a window; its witness is what it
+// refused, and what was refused can come again.
+func TestThrottleRefusesWhatIsTooMuch(t *testing.T) {
+	api := resendapi.NewServer(t)
+	f := &Throttle{Server: api, Limit: 2, Window: time.Hour}
+	run := NewRun(f, clock)
+	require.NoError(t, run.Inject(t.Context()))
+	require.NoError(t, post(t, api, "a"))
+	require.NoError(t, post(t, api, "b"))
+	w, err := f.Witness(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, w.Text, "nothing was refused yet")
+	require.ErrorContains(t, post(t, api, "c"), "429")
+	require.ErrorContains(t, post(t, api, "d"), "429")
+	require.ErrorContains(t, post(t, api, "d"), "429")
+	require.Eventually(t, func() bool {
+		w, err := f.Witness(t.Context())
+		return err == nil && w.Count == 3
+	}, 5*time.Second, 10*time.Millisecond)
+	require.NoError(t, run.Heal(t.Context()))
+	require.NoError(t, post(t, api, "d"))
+	require.NoError(t, run.Witness(t.Context()))
+	require.Equal(t, "429 for 3 tries of 2 mails: more than 2 within 1h0m0s", run.Record().Witness)
+	require.Equal(t, "mail API", run.Record().Target)
+}
+
 // TestLose250OverHTTP: the API keeps the mail and a repetition under its key is
 // answered; each of the ways is one to lose the first answer.
 func TestLose250OverHTTP(t *testing.T) {
 	api := resendapi.NewServer(t)
-	post := func(key string) error {
-		body := fmt.Sprintf(`{"from":"a@shop.test","to":"%s@x.test","subject":"s","text":"t"}`, key)
-		req, err := http.NewRequestWithContext(t.Context(), "POST", api.URL+"/emails", strings.NewReader(body))
-		require.NoError(t, err)
-		req.Header.Set("Authorization", "Bearer re_1")
-		req.Header.Set("User-Agent", "test")
-		req.Header.Set("Idempotency-Key", key)
-		client := http.Client{Timeout: 300 * time.Millisecond, Transport: &http.Transport{DisableKeepAlives: true}}
-		res, err := client.Do(req)
-		if err != nil {
-			return err
-		}
-		defer res.Body.Close()
-		if res.StatusCode != http.StatusOK {
-			return fmt.Errorf("answered %d", res.StatusCode)
-		}
-		return nil
-	}
+	post := func(key string) error { return post(t, api, key) }
 	for _, how := range OverHTTP() {
 		f := NewLose250(api, "mail API", []Loss{{Recipient: string(how) + "@x.test", How: []script.Kind{how}}})
 		run := NewRun(f, clock)

@@ -240,9 +240,19 @@ func FollowerKilled(c Cluster, down time.Duration) Act {
 	}
 }
 
-// MajorityKilled kills all nodes but one for down: the last one steps aside, and
-// no queue has a quorum.
-func MajorityKilled(c Cluster, down time.Duration) Act {
+// For is a meanwhile that lasts d.
+func For(d time.Duration) func(ctx context.Context) error {
+	return func(ctx context.Context) error {
+		if !sleep(ctx, d) {
+			return ctx.Err()
+		}
+		return nil
+	}
+}
+
+// MajorityKilled kills all nodes but one until meanwhile returns: the last one
+// steps aside, and no queue has a quorum.
+func MajorityKilled(c Cluster, meanwhile func(ctx context.Context) error) Act {
 	return Act{
 		Title: "rabbitmq-majority-killed", Part: "RabbitMQ, two nodes of three", Mend: c.mend,
 		Strike: func(ctx context.Context) (Witness, error) {
@@ -260,8 +270,8 @@ func MajorityKilled(c Cluster, down time.Duration) Act {
 			if err != nil {
 				return Witness{}, err
 			}
-			if !sleep(ctx, down) {
-				return Witness{}, ctx.Err()
+			if err := meanwhile(ctx); err != nil {
+				return Witness{}, err
 			}
 			if err := each(dead, func(n infra.Node) error { return n.Restart(ctx) }); err != nil {
 				return Witness{}, err

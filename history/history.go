@@ -226,6 +226,9 @@ type Attempt struct {
 	// ReplyWritten is set when the whole final reply was handed to the socket.
 	ReplyWritten bool   `json:"reply_written"`
 	Reply        string `json:"reply,omitempty"` // the final reply's first line
+	// RetryAfter is how long the reply asked the client to stay away (HTTP
+	// Retry-After); 0 where it named nothing.
+	RetryAfter time.Duration `json:"retry_after,omitempty"`
 	// PeerGone is set when the client's end was seen closed before the reply
 	// was written: it reached nobody.
 	PeerGone bool `json:"peer_gone,omitempty"`

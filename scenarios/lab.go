@@ -391,7 +391,7 @@ func (c *cellLab) attempt(row ledger.Attempt) history.Attempt {
 		ID: row.ID, Transport: row.Transport, Session: row.Session, Client: row.Client, Key: row.Key,
 		MessageID: row.MessageID, Recipient: row.Recipient, From: row.From, To: row.To, Stage: row.Stage,
 		DotAt: row.DotAt, Stored: row.Stored, Deduplicated: row.Deduplicated, ReplyWritten: row.ReplyWritten,
-		Reply: row.Reply, ClosedWithoutStoring: row.ClosedWithoutStoring, Fault: row.Fault, Breach: row.Breach,
+		Reply: row.Reply, RetryAfter: time.Duration(row.RetryAfter), ClosedWithoutStoring: row.ClosedWithoutStoring, Fault: row.Fault, Breach: row.Breach,
 		BodyHash: row.BodyHash, Subject: row.Subject,
 	}
 	if row.Open() {

@@ -16,7 +16,7 @@ func rabbitMQ() Scenario {
 		c := b.cluster()
 		return b.inTurn(
 			faults.FollowerKilled(c, outage),
-			faults.MajorityKilled(c, outage),
+			faults.MajorityKilled(c, faults.For(outage)),
 			faults.PublishersBlocked(c, outage),
 			faults.LeaderMoved(c),
 			faults.ConsumersCancelled(c),

@@ -56,6 +56,9 @@ type Attempt struct {
 	// its number.
 	Reply string `json:"reply,omitempty"`
 	Code  int    `json:"code,omitempty"`
+	// RetryAfter is how long the answer asked the client to stay away (HTTP
+	// Retry-After), in nanoseconds; 0 where it named nothing.
+	RetryAfter int64 `json:"retry_after,omitempty"`
 	// ReplyWritten: the whole final answer was handed to the socket and the
 	// kernel took it. That is all a server can know: the client may have died
 	// before it read it. PeerGone is set when the client's end was already

@@ -127,7 +127,7 @@ func (c *call) strike(stage Stage, strikes []script.Strike) outcome {
 			c.reply(a, &out)
 		case script.Rate:
 			x := refusal(must(429, "rate_limit_exceeded"))
-			x.retry = time.Second
+			x.retry = max(time.Second, a.For.D()) // by then the window is empty
 			out.answer = &x
 			if stage == StageConnect {
 				c.kill(false) // there is no request to answer yet
@@ -311,6 +311,7 @@ func (c *call) answer(x answer) {
 	c.changeBody(&x)
 	whole, gone := c.willBeWhole(), c.peerGone()
 	line := strconv.Itoa(x.status) + " " + string(x.body[:min(len(x.body), 200)])
+	stay := c.retryAfter(x)
 	for _, r := range c.rows {
 		mine, code := line, x.status
 		if refused, ok := c.refused[r]; ok && code < 300 {
@@ -318,6 +319,7 @@ func (c *call) answer(x answer) {
 		}
 		r.Update(func(a *Attempt) {
 			a.Reply, a.Code = mine, code
+			a.RetryAfter = int64(stay)
 			a.ReplyWritten = whole
 			a.PeerGone = a.PeerGone || gone
 			a.Breach = c.breach || broken(*a)
@@ -336,6 +338,24 @@ func (c *call) answer(x answer) {
 		return
 	}
 	c.finish(nil)
+}
+
+// retryAfter writes the header of that name where the answer, or the limit that
+// it comes from, asks the client to stay away, and says for how long: whole
+// seconds.
+func (c *call) retryAfter(x answer) time.Duration {
+	h := c.w.Header()
+	if x.retry > 0 {
+		h["retry-after"] = []string{strconv.Itoa(int((x.retry + time.Second - 1) / time.Second))}
+	}
+	if len(h["retry-after"]) == 0 {
+		return 0
+	}
+	n, err := strconv.Atoi(h["retry-after"][0])
+	if err != nil {
+		return 0 // nobody writes such a one
+	}
+	return time.Duration(n) * time.Second
 }
 
 // broken reports whether the answer breaks what it promises: a success of which
@@ -399,9 +419,6 @@ func (c *call) write(x answer) bool {
 		h.Set("Content-Type", "text/html")
 	}
 	h["Content-Length"] = []string{strconv.Itoa(len(x.body))}
-	if x.retry > 0 {
-		h["retry-after"] = []string{strconv.Itoa(int((x.retry + time.Second - 1) / time.Second))}
-	}
 	if len(c.mods) > 0 {
 		if a, ok := c.mod(script.Drip, script.Cut, script.Garbage, SlowHeaders); ok {
 			return c.writeRaw(a, x)

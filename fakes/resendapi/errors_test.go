@@ -198,6 +198,7 @@ func TestRateLimitAndQuotaHeaders(t *testing.T) {
 	r = c.send("", "b@x.test")
 	require.Equal(t, 429, r.status)
 	require.Equal(t, "1", header(r, "retry-after"))
+	require.Equal(t, int64(time.Second), c.last().RetryAfter, "the ledger has it")
 	require.Equal(t, "0", header(r, "ratelimit-remaining"))
 	c.srv.Advance(time.Second)
 	two := strings.Replace(mailTo("b@x.test"), `"subject"`, `"cc":"c@x.test","subject"`, 1)
@@ -213,6 +214,19 @@ func TestRateLimitAndQuotaHeaders(t *testing.T) {
 	monthly := strings.Contains(r.body, "monthly_quota_exceeded")
 	newMonth := c.srv.wall().UTC().Day() == 1 // the clock may have stepped into a new month
 	require.True(t, monthly || newMonth, r.body)
+}
+
+// A client that is one too many is told to come again once the window is empty.
+func TestRateSaysWhenToComeAgain(t *testing.T) {
+	c := start(t, rules(On(StageRequest, Rate).Limit(1).For(3*time.Second)))
+	c.ok(c.send("ticket:1", "a@x.test"))
+	require.Zero(t, c.last().RetryAfter)
+	r := c.send("ticket:2", "b@x.test")
+	require.Equal(t, 429, r.status)
+	require.Equal(t, "3", r.header.Get("Retry-After"))
+	require.Equal(t, int64(3*time.Second), c.last().RetryAfter)
+	c.srv.Advance(3 * time.Second)
+	c.ok(c.send("ticket:2", "b@x.test"))
 }
 
 func TestSwitches(t *testing.T) {
