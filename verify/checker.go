@@ -32,7 +32,7 @@ func Checkers() []Checker {
 		wellFormedHistory, assurance,
 		nothingLost, atMostOne, noNeedlessSend, noPhantom,
 		sentIsTrue, unknownJustified, deadJustified, quiesced,
-		retryDiscipline, singleFlight, dotWithinLease, terminalIsFinal, legalTransitions, cancelIsHonoured, stopIsHonoured, oneRowPerKey,
+		retryDiscipline, throttleIsHonoured, singleFlight, dotWithinLease, terminalIsFinal, legalTransitions, cancelIsHonoured, stopIsHonoured, expiryIsHonoured, oneRowPerKey,
 		keyDiscipline, contentAndRecipient,
 		outboxAtomicity, relayComplete, queueConservation, quorumQueues, sweeperExplained,
 		providerBreach,

@@ -497,6 +497,27 @@ func goldens() []golden {
 			}
 			m.claimed("notifyd-1.w1").try().sent()
 		})},
+		{invariant: "throttle-is-honoured", name: "tried again before it was asked to", mode: sameKey, text: "asked to wait for 2s", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(throttle(2 * time.Second)).spared(simDelays[0]).w.pass(time.Second)
+			m.claimed("notifyd-1.w1").try(overHTTP).sent()
+		})},
+		{invariant: "throttle-is-honoured", name: "a refusal of the mail names a time, and is not heeded", mode: sameKey, text: "asked to wait for 2s", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(throttle(2*time.Second), func(a *history.Attempt) { a.Reply = "503 service_unavailable" }).failed()
+			m.claimed("notifyd-1.w1").try(overHTTP).sent()
+		})},
+		{invariant: "throttle-is-honoured", name: "the client goes on with other mails", mode: sameKey, text: "notifyd-1.w1 was told by attempt 1 to wait for 4s", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(throttle(4 * time.Second)).spared(4 * time.Second).w.pass(2 * time.Second)
+			m.w.mail("b2").confirmed().claimed("notifyd-1.w1").try(overHTTP).sent().w.pass(2 * time.Second)
+			m.claimed("notifyd-1.w1").try(overHTTP).sent()
+		})},
+		{invariant: "throttle-is-honoured", name: "a throttle costs a try", mode: sameKey, text: "0 before the claim, 1 after it", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(throttle(100 * time.Millisecond)).failed()
+			m.claimed("notifyd-1.w1").try(overHTTP).sent()
+		})},
+		{invariant: "throttle-is-honoured", name: "dead of throttles", mode: sameKey, text: "2 before the claim, 3 after it, DEAD", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 later")).failed().claimed("notifyd-1.w1").try(refuse("451 later")).failed()
+			m.claimed("notifyd-1.w1").try(throttle(100 * time.Millisecond)).dead()
+		})},
 		// single-flight
 		{invariant: "single-flight", name: "lease of another ignored", mode: sameKey, text: "lease of token 1 lived", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(lost250)
@@ -591,6 +612,10 @@ func goldens() []golden {
 		{invariant: "key-discipline", name: "Message-ID made anew", mode: hold, text: "has Message-ID", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(refuseAfterDot("451 later")).failed()
 			m.claimed("notifyd-1.w1").try(func(a *history.Attempt) { a.MessageID = "<other@mailproof.test>" }).sent()
+		})},
+		{invariant: "key-discipline", name: "an API's id that changed", mode: hold, text: "has Message-ID", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(refuseAfterDot("500 oops"), overHTTP, func(a *history.Attempt) { a.MessageID = "<first@mailproof.test>" }).failed()
+			m.claimed("notifyd-1.w1").try(overHTTP).sent()
 		})},
 		{invariant: "key-discipline", name: "bytes changed", mode: hold, text: "bytes of attempt 2 differ", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(refuseAfterDot("451 later")).failed()
@@ -709,6 +734,13 @@ func goldens() []golden {
 			m := w.campaign("spring", history.OpOK, "c1")[0].arrives()
 			w.stop("spring", history.OpOK)
 			w.pass(2 * time.Second)
+			m.claimed("notifyd-1.marketing-1").try().sent()
+		}},
+		{invariant: "expiry-is-honoured", name: "claimed after its time was over", mode: resend, text: "claimed 2.", build: func(w *world) {
+			w.mail("b0").delivered()
+			m := w.campaign("spring", history.OpOK, "c1")[0]
+			m.change(map[string]string{"status": "PENDING", "expires_at": m.pg(time.Second)})
+			w.pass(3 * time.Second)
 			m.claimed("notifyd-1.marketing-1").try().sent()
 		}},
 		{invariant: "quiesced", name: "campaign that stands still", mode: resend, text: "stalled for", build: func(w *world) {

@@ -34,7 +34,7 @@ func checkOneBooking(m *Mail, r *report) {
 }
 
 func checkAttemptKeys(m *Mail, owners map[string]string, r *report) {
-	var first *history.Attempt // with the whole mail read
+	var first, named *history.Attempt // with the whole mail read; with a Message-ID
 	for _, a := range m.Attempts {
 		if a.DotAt == 0 {
 			continue
@@ -44,23 +44,27 @@ func checkAttemptKeys(m *Mail, owners map[string]string, r *report) {
 			r.breach(m.Key, "attempt %d for %s carries no dedupe key", a.ID, a.Recipient)
 			continue
 		}
-		if first == nil {
+		switch {
+		case first == nil:
 			first = a
 			if a.MessageID == "" && a.Transport == "smtp" { // an HTTP API makes it
 				r.breach(m.Key, "attempt %d carries no Message-ID: no receiver can tell its copies from other mails (OB-03)", a.ID)
 			}
-			owner, taken := owners[a.MessageID]
-			if a.MessageID != "" && taken {
+		case a.BodyHash != first.BodyHash:
+			r.breach(m.Key, "the bytes of attempt %d differ from those of attempt %d", a.ID, first.ID)
+		}
+		switch {
+		case a.MessageID == "" && a.Transport != "smtp":
+			// An API over HTTP gives a mail its id when it keeps it: a try that it
+			// refused has none.
+		case named == nil:
+			named = a
+			if owner, taken := owners[a.MessageID]; a.MessageID != "" && taken {
 				r.breach(m.Key, "Message-ID %s is also that of %s", a.MessageID, owner)
 			}
 			owners[a.MessageID] = m.Key
-			continue
-		}
-		if a.MessageID != first.MessageID {
-			r.breach(m.Key, "attempt %d has Message-ID %s, attempt %d had %s", a.ID, a.MessageID, first.ID, first.MessageID)
-		}
-		if a.BodyHash != first.BodyHash {
-			r.breach(m.Key, "the bytes of attempt %d differ from those of attempt %d", a.ID, first.ID)
+		case a.MessageID != named.MessageID:
+			r.breach(m.Key, "attempt %d has Message-ID %s, attempt %d had %s", a.ID, a.MessageID, named.ID, named.MessageID)
 		}
 	}
 }

@@ -243,6 +243,22 @@ func refuseAfterDot(reply string) func(*history.Attempt) {
 	}
 }
 
+// overHTTP is a try at an API, which gave the mail an id if it kept it.
+func overHTTP(a *history.Attempt) {
+	a.Transport = "resend"
+	if !a.Stored && !a.Deduplicated {
+		a.MessageID = ""
+	}
+}
+
+// throttle is the answer of an API that takes no more for now.
+func throttle(wait time.Duration) func(*history.Attempt) {
+	return func(a *history.Attempt) {
+		a.Stored, a.Reply, a.RetryAfter, a.ClosedWithoutStoring = false, "429 rate_limit_exceeded", wait, true
+		overHTTP(a)
+	}
+}
+
 // known is the answer of a server that has the key already.
 func known(a *history.Attempt) { a.Stored, a.Deduplicated = false, true }
 
@@ -271,6 +287,13 @@ func (m *mail) sent() *mail { return m.settled("SENT", nil) }
 func (m *mail) delay() time.Duration {
 	n, _ := strconv.Atoi(m.row["attempts"])
 	return simDelays[min(n, len(simDelays))-1]
+}
+
+// spared settles a try that was throttled: it costs none of the mail's.
+func (m *mail) spared(wait time.Duration) *mail {
+	return m.settled("FAILED", map[string]string{
+		"unsettled": m.num("unsettled", -1), "attempts": m.num("attempts", -1), "next_attempt_at": m.pg(wait + 2*time.Millisecond),
+	})
 }
 
 // failed waits after a refusal; unclear after an answer that got lost. Both
@@ -402,9 +425,15 @@ func campaignLives() map[string]func(m *mail) {
 		"refused for good": func(m *mail) {
 			m.arrives().claimed("notifyd-1.marketing-1").try(refuse("550 5.1.1 no such user")).dead()
 		},
-		"answer lost, held": func(m *mail) { m.arrives().claimed("notifyd-1.marketing-1").try(lost250).unknown() },
+		"answer lost, held":         func(m *mail) { m.arrives().claimed("notifyd-1.marketing-1").try(lost250).unknown() },
+		"throttled, then delivered": func(m *mail) { throttledOften(m.arrives(), "notifyd-1.marketing-1") },
+		"sent before its time was over": func(m *mail) {
+			m.change(map[string]string{"status": "PENDING", "expires_at": m.pg(time.Minute)})
+			m.claimed("notifyd-1.marketing-1").try().sent()
+		},
 		"expired, one alert for all": func(m *mail) {
-			m.arrives().expired()
+			m.change(map[string]string{"status": "PENDING", "expires_at": m.pg(-2 * time.Second)}) // handed over too late
+			m.settled("EXPIRED", nil)
 			alert := history.Alert{Kind: "mail-expired", Key: "campaign:" + m.campaign}
 			if !slices.Contains(m.w.final.Alerts, alert) {
 				m.w.final.Alerts = append(m.w.final.Alerts, alert)
@@ -425,6 +454,16 @@ func campaignLives() map[string]func(m *mail) {
 	}
 }
 
+// throttledOften is told to come again more often than a mail has tries, comes
+// when it was told to, and is delivered.
+func throttledOften(m *mail, client string) {
+	const wait = 2 * time.Second
+	for range 5 {
+		m.claimed(client).try(throttle(wait)).spared(wait).w.pass(wait)
+	}
+	m.claimed(client).try(overHTTP).sent()
+}
+
 // lives are the well-behaved lives that a mail may have under a policy and a
 // server. Each starts with a client's operation and ends at rest.
 func lives(policy, server string) map[string]func(m *mail) {
@@ -442,6 +481,24 @@ func lives(policy, server string) map[string]func(m *mail) {
 		},
 		"refused after the dot, then delivered": func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(refuseAfterDot("451 4.3.0 later")).failed().claimed("notifyd-1.w2").try().sent()
+		},
+		"throttled, then delivered": func(m *mail) { throttledOften(m.confirmed(), "notifyd-1.w1") },
+		"throttled, while the client had claimed another": func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1")
+			other := m.w.mail(m.booking + "-other").confirmed().claimed("notifyd-1.w1")
+			m.try(throttle(2 * time.Second)).spared(2 * time.Second)
+			other.try().sent() // it was claimed before anybody could know
+			m.w.pass(2 * time.Second)
+			m.claimed("notifyd-1.w1").try(overHTTP).sent()
+		},
+		"refused for now with a time, which costs a try": func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(throttle(100*time.Millisecond), func(a *history.Attempt) { a.Reply = "503 service_unavailable" }).failed()
+			m.claimed("notifyd-1.w1").try(overHTTP).sent()
+		},
+		"throttled, then cancelled": func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").op("cancel", history.OpOK)
+			m.change(map[string]string{"cancel_requested": "true"})
+			m.try(throttle(time.Minute)).settled("CANCELLED", map[string]string{"unsettled": "0", "attempts": "0"}).w.pass(time.Minute)
 		},
 		"tries used up": func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 4.7.1 later")).failed()

@@ -130,7 +130,7 @@ func TestMissingEvidenceIsSkipped(t *testing.T) {
 	}
 	require.Contains(t, skipped["relay-complete"], "topic")
 	require.Contains(t, skipped["queue-conservation"], "queues")
-	require.Len(t, skipped, 9)
+	require.Len(t, skipped, 11)
 
 	w.meta.Invariants = verify.Names()
 	require.Equal(t, verify.Invalid, w.judge().Verdict, "named, so it must be judged")
