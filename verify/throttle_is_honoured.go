@@ -111,7 +111,7 @@ func checkCostsNothing(e *Evidence, m *Mail, a *history.Attempt, r *report) {
 		}
 		held, known := number(mv.Before, column)
 		left, both := number(mv.New, column)
-		if known && both && mv.To != stSent && left >= held && e.struckBeforeSettled(m, a, mv.At) == "" {
+		if known && both && left >= held && e.struckBeforeSettled(m, a, mv.At) == "" {
 			r.breach(m.Key, "attempt %d was answered %q and cost one of its attempts: %d before the claim, %d after it, %s (commit %d)",
 				a.ID, a.Reply, held-1, left, mv.To, mv.Order)
 		}

@@ -340,18 +340,20 @@ func (c *call) answer(x answer) {
 	c.finish(nil)
 }
 
-// retryAfter writes the header of that name where the answer, or the limit that
-// it comes from, asks the client to stay away, and says for how long: whole
-// seconds.
+// retryAfterHeader is spelt as the live service spells it.
+var retryAfterHeader = "retry-after"
+
+// retryAfter writes the header where the answer asks the client to stay away,
+// and says for how long it does, or the limit that it comes from: whole seconds.
 func (c *call) retryAfter(x answer) time.Duration {
 	h := c.w.Header()
 	if x.retry > 0 {
-		h["retry-after"] = []string{strconv.Itoa(int((x.retry + time.Second - 1) / time.Second))}
+		h[retryAfterHeader] = []string{strconv.Itoa(int((x.retry + time.Second - 1) / time.Second))}
 	}
-	if len(h["retry-after"]) == 0 {
+	if len(h[retryAfterHeader]) == 0 {
 		return 0
 	}
-	n, err := strconv.Atoi(h["retry-after"][0])
+	n, err := strconv.Atoi(h[retryAfterHeader][0])
 	if err != nil {
 		return 0 // nobody writes such a one
 	}
