@@ -16,6 +16,7 @@ import (
 type campaigner interface {
 	CampaignWhy(ctx context.Context, c target.CampaignRequest) (target.CampaignResult, history.OpOutcome, error)
 	StopCampaign(ctx context.Context, id string) history.OpOutcome
+	CampaignState(ctx context.Context, id string) (target.CampaignCounts, error)
 	CampaignKey(id, recipient string) string
 	Depths() *target.Depths
 	MarketingQueue() string
@@ -114,6 +115,20 @@ func (m *marketing) op(ctx context.Context, name string, c *history.Campaign, do
 		Name: name, Key: "campaign:" + m.id, Intended: call, Call: call, Return: returned, Outcome: outcome, Campaign: c,
 	}})
 	return outcome
+}
+
+// delivered counts the campaign's mails that the far side has kept.
+func (m *marketing) delivered() (n int) {
+	ours := make(map[string]bool, len(m.keys))
+	for _, key := range m.keys {
+		ours[key] = true
+	}
+	for _, a := range m.bench.Parts.Mail.Ledger() {
+		if a.Stored && ours[a.Key] {
+			n++
+		}
+	}
+	return n
 }
 
 // readDepths records how many messages wait in the queues, until doneReading. A

@@ -224,6 +224,7 @@ func All(d Draw) []Scenario {
 		lateParts(),
 		crashShort(),
 		unreadableEvents(),
+		brokerOutage(),
 		rewoundOffsets(),
 	}, crashes(d)...)
 }

@@ -132,16 +132,7 @@ func (f *flooding) ticketsPending(ctx context.Context) bool {
 // Witness wants the far side to have seen mails of it: what the system says of
 // its own campaign is no evidence.
 func (f *flooding) Witness(context.Context) (faults.Witness, error) {
-	ours := make(map[string]bool, len(f.keys))
-	for _, key := range f.keys {
-		ours[key] = true
-	}
-	seen := 0
-	for _, a := range f.bench.Parts.Mail.Ledger() {
-		if a.Stored && ours[a.Key] {
-			seen++
-		}
-	}
+	seen := f.delivered()
 	if seen == 0 {
 		return faults.Witness{}, nil
 	}
