@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"sync"
@@ -16,6 +17,10 @@ import (
 // Open, everybody passes. After a refusal it closes for a growing pause; then
 // one worker at a time passes as a probe, until a probe gets past the server's
 // front door.
+//
+// A server that takes no more for now (429, RFC 6585 section 4) asks the whole
+// client to wait, and not the one mail: for that time nobody passes (OB-10). Else
+// each mail of a backlog would be tried once just to be told so.
 type gate struct {
 	pause  patience.Backoff
 	now    func() time.Time
@@ -26,6 +31,7 @@ type gate struct {
 	until    time.Time
 	since    time.Time // first refusal of this episode
 	probing  bool
+	quiet    time.Time     // until then the server takes no more
 	changed  chan struct{} // closed and renewed with each change
 }
 
@@ -45,12 +51,16 @@ type pass struct {
 func (g *gate) enter(ctx context.Context) (*pass, error) {
 	for {
 		g.mu.Lock()
-		if g.refusals == 0 {
+		open, now, changed := g.refusals == 0, g.now(), g.changed
+		wait := g.quiet.Sub(now)
+		if !open {
+			wait = max(wait, g.until.Sub(now))
+		}
+		switch {
+		case wait <= 0 && open:
 			g.mu.Unlock()
 			return &pass{g: g}, ctx.Err()
-		}
-		wait, changed := g.until.Sub(g.now()), g.changed
-		if wait <= 0 && !g.probing {
+		case wait <= 0 && !g.probing:
 			g.probing = true
 			g.mu.Unlock()
 			return &pass{g: g, probe: true}, nil
@@ -114,6 +124,19 @@ func (g *gate) close(probe bool) {
 	g.until = g.now().Add(g.pause.After(g.refusals))
 	if probe {
 		g.probing = false
+	}
+}
+
+// hold lets nobody pass for as long as the server asked for. One that names no
+// time gets the first pause; one that names hours is asked again after the longest:
+// each mail that it put off waits by its own row, and a lane that is silent for
+// hours would be an outage of its own.
+func (g *gate) hold(asked time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	until := g.now().Add(min(cmp.Or(asked, g.pause.First), g.pause.Max))
+	if until.After(g.quiet) {
+		g.quiet = until
 	}
 }
 

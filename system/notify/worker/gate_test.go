@@ -96,6 +96,64 @@ func TestGateCountsOneRefusalForTriesUnderWay(t *testing.T) {
 	})
 }
 
+// A server that takes no more is left alone by everybody for as long as it asked.
+func TestGateHoldsForAThrottle(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		asked []time.Duration
+		wait  time.Duration
+	}{
+		"as long as it asked for":        {[]time.Duration{7 * time.Second}, 7 * time.Second},
+		"no time named: the first pause": {[]time.Duration{0}, 10 * time.Second},
+		"hours: the longest pause":       {[]time.Duration{24 * time.Hour}, time.Minute},
+		"the longest of several":         {[]time.Duration{7 * time.Second, 20 * time.Second, time.Second}, 20 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var edges []bool
+				g := testGate(&edges)
+				for _, d := range c.asked {
+					g.hold(d)
+				}
+				began := time.Now()
+				for range 5 { // together, and each of them once it is over
+					p, err := g.enter(t.Context())
+					require.NoError(t, err)
+					require.Equal(t, c.wait, time.Since(began))
+					p.report(false)
+				}
+				require.Empty(t, edges, "a throttle is no refusal of the lane")
+			})
+		})
+	}
+}
+
+// A probe that is throttled opens the lane, and nobody follows before it may.
+func TestGateHoldsBehindAProbe(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var edges []bool
+		g := testGate(&edges)
+		p, err := g.enter(t.Context())
+		require.NoError(t, err)
+		p.report(true)
+		p, err = g.enter(t.Context())
+		require.NoError(t, err)
+		waited := make(chan time.Duration)
+		began := time.Now()
+		go func() {
+			if _, err := g.enter(t.Context()); err == nil {
+				waited <- time.Since(began)
+			}
+		}()
+		synctest.Wait()
+		g.hold(5 * time.Second)
+		p.report(false)
+		require.Equal(t, 5*time.Second, <-waited)
+	})
+}
+
 func TestGateEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	var edges []bool

@@ -23,6 +23,7 @@ type result struct {
 	refusal    delivery.Refusal
 	err        error
 	lane       bool // the server refused the lane, not the mail
+	throttled  bool // the server takes no more for now
 }
 
 // The outcomes.
@@ -48,6 +49,9 @@ func (w *Worker) try(ctx context.Context, d *amqp.Delivery, row delivery.Row, he
 	}
 	if err != nil {
 		return false, err
+	}
+	if res.throttled {
+		w.gate.hold(res.refusal.RetryAfter)
 	}
 	pass.report(res.lane)
 	out, err := w.settle(ctx, row, res)
@@ -204,6 +208,7 @@ func classify(id string, err error) result {
 	case errors.As(err, &temp):
 		r := refuse(transient, err)
 		r.refusal.RetryAfter, r.refusal.Free = temp.RetryAfter, temp.Free
+		r.throttled = temp.Free && temp.Code != 0 // else it was never tried
 		return r
 	default:
 		return refuse(ambiguous, fmt.Errorf("unclassified: %w", err))

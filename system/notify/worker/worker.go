@@ -179,11 +179,6 @@ func decode(body []byte) (contract.Message, uuid.UUID, error) {
 // visit asks the row once and does what it says. again means that the row was
 // taken from this worker while it sent.
 func (w *Worker) visit(ctx context.Context, d *amqp.Delivery, id uuid.UUID, msg contract.Message) (again bool, err error) {
-	pass, err := w.gate.enter(ctx)
-	if err != nil {
-		return false, err
-	}
-	defer pass.leave() // after a try it has ended already
 	if w.cfg.Limit != nil {
 		began := w.cfg.Now()
 		if err := w.cfg.Limit.Wait(ctx); err != nil {
@@ -191,6 +186,12 @@ func (w *Worker) visit(ctx context.Context, d *amqp.Delivery, id uuid.UUID, msg 
 		}
 		w.cfg.Metrics.RateLimited(w.lane, w.cfg.Now().Sub(began).Seconds())
 	}
+	// After the wait for a token: the lane may have been closed meanwhile.
+	pass, err := w.gate.enter(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer pass.leave() // after a try it has ended already
 	claim, held, err := w.claim(ctx, id)
 	if w.cfg.Limit != nil && (err != nil || claim.Row == nil) {
 		w.cfg.Limit.Return()

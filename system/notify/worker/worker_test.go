@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -500,6 +501,66 @@ func TestLeaseIsCheckedRightBeforeTheDot(t *testing.T) {
 			require.Equal(t, c.dots, w.dots)
 		})
 	}
+}
+
+// A 429 is about the client: the next mail is not claimed before it is over, though
+// it had its token, and costs the lane nothing else.
+func TestThrottleHoldsTheLane(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		err  mail.Failure
+		wait time.Duration
+	}{
+		"429, come again":            {mail.Failure{Stage: mail.StageResponse, Code: 429, Free: true, RetryAfter: 3 * time.Second}, 3 * time.Second},
+		"429 alone":                  {mail.Failure{Stage: mail.StageResponse, Code: 429, Free: true}, time.Second},
+		"503 is the mail's own":      {mail.Failure{Stage: mail.StageResponse, Code: 503, RetryAfter: 3 * time.Second}, 0},
+		"no connection: never tried": {mail.Failure{Stage: mail.StageConnect, Free: true}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.now = time.Time{} // the bubble's own clock
+				w.limit = &limits{}
+				w.sendErr = &mail.TransientError{Failure: c.err}
+				w.settled = settledAs(delivery.Failed, 3*time.Second)
+				worker := w.worker()
+				worker.cfg.Pause = patience.Backoff{First: time.Second, Max: time.Minute}
+				worker.cfg.Now, worker.gate.now, worker.gate.pause = time.Now, time.Now, worker.cfg.Pause
+				deliver := func() {
+					worker.Handle(t.Context(), amqp.NewDelivery(amqp.Delivery{Body: body(t), MessageID: "m1", Queue: contract.QueueTicket}, func() error { return w.step("ack") }))
+				}
+				deliver()
+				w.sendErr, w.settled = nil, settledAs(delivery.Sent, 0)
+				began := time.Now()
+				deliver()
+				require.Equal(t, c.wait, time.Since(began).Round(time.Millisecond))
+				require.Equal(t, limits{taken: 2}, *w.limit.(*limits))
+			})
+		})
+	}
+}
+
+// closing is a bucket during whose wait the server says that it takes no more.
+type closing struct{ worker *Worker }
+
+func (c *closing) Wait(context.Context) error { c.worker.gate.hold(2 * time.Second); return nil }
+func (*closing) Return()                      {}
+
+// A worker that waited for a token looks at the gate after that.
+func TestAThrottleDuringTheWaitForATokenCounts(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.settled = settledAs(delivery.Sent, 0)
+		worker := w.worker()
+		worker.cfg.Limit = &closing{worker}
+		worker.cfg.Now, worker.gate.now, worker.gate.pause = time.Now, time.Now, patience.Backoff{First: time.Second, Max: time.Minute}
+		began := time.Now()
+		worker.Handle(t.Context(), amqp.NewDelivery(amqp.Delivery{Body: body(t), MessageID: "m1", Queue: contract.QueueTicket}, func() error { return w.step("ack") }))
+		require.Equal(t, 2*time.Second, time.Since(began).Round(time.Millisecond))
+		require.Equal(t, "ack", w.steps[len(w.steps)-1])
+	})
 }
 
 func TestUnreadableMessagesAreParked(t *testing.T) {
