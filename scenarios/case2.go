@@ -22,7 +22,7 @@ const (
 	// The API takes throttleLimit requests within throttleWindow and asks who is
 	// one too many to come again after as long: longer than the first delay
 	// between tries, so that a system which keeps to its own delays is seen.
-	throttleLimit  = 150
+	throttleLimit  = 240
 	throttleWindow = 3 * time.Second
 
 	// lastingMails are marketing without an end, handed over before the outage;
@@ -36,8 +36,8 @@ const (
 	drainRate = 10
 	// backlogFloor tickets, and as many marketing mails, are to wait when the
 	// broker is back. The outage lasts until outageTickets do.
-	backlogFloor  = 150
-	outageTickets = 200
+	backlogFloor  = 200
+	outageTickets = 300
 )
 
 const (
@@ -57,10 +57,10 @@ func brokerOutage() Scenario {
 		Title:              "RabbitMQ is away at peak; the backlog drains under 429, tickets first, stale marketing is not sent",
 		Proves:             []string{"CASE-2", "OB-10", "OB-11", "M6-01", "M6-17"},
 		Cells:              []Cell{cellSameKeyHTTP()},
-		Floors:             history.Floors{Confirmed: 300, Faults: 3},
+		Floors:             history.Floors{Confirmed: 500, Faults: 3},
 		Invariants:         append(everyMail(), "throttle-is-honoured", "expiry-is-honoured"),
 		System:             fast(),
-		Load:               Load{Baseline: 20, Bookings: 4000, PerSecond: 15, UntilStruck: true},
+		Load:               Load{Baseline: 20, Bookings: 4000, PerSecond: 25, UntilStruck: true},
 		FaultNames:         []string{faults.ThrottleName, faultCampaigns, faultMajority},
 		FaultsUntilSettled: true,
 		Quiesce:            4 * time.Minute,

@@ -10,6 +10,7 @@ import (
 	"mailproof/fakes/script"
 	"mailproof/faults"
 	"mailproof/history"
+	"mailproof/verify"
 )
 
 // webhooks is T6.7 under hold over an HTTP API: each mail whose answer was lost
@@ -26,6 +27,7 @@ func webhooks() Scenario {
 	s.System.ReconcileEvery = 3 * time.Second
 	s.FaultNames = append(s.FaultNames, faultWebhooks)
 	s.Floors.Faults = len(s.FaultNames)
+	s.Judge = judgeWebhooks
 	lose := s.Faults
 	s.Faults = func(b *Bench) []faults.Fault { return append(lose(b), newHooking(b)) }
 	return s
@@ -117,24 +119,9 @@ func (h *hooking) Witness(ctx context.Context) (faults.Witness, error) {
 			lost++
 		}
 	}
-	deadline := history.Now() + int64(toldBound)
-	var errs []error
-	keys := make([]string, 0, len(h.back))
-	for _, b := range h.back {
-		keys = append(keys, h.bench.Target.Key(b.ID, 1))
-		for {
-			status, err := h.target.MailTold(ctx, b.ID)
-			if err == nil && status == "bounced" {
-				break
-			}
-			if err != nil || history.Now() > deadline || !pause(ctx, 100*time.Millisecond) {
-				errs = append(errs, fmt.Errorf("%s: its mail came back, and the booking service says %q: %w", b.Recipient, status, err))
-				break
-			}
-		}
-	}
-	if len(errs) > 0 {
-		return faults.Witness{}, fmt.Errorf("%d of %d: %w", len(errs), len(h.back), errors.Join(errs[:min(len(errs), 5)]...))
+	keys, err := h.awaitTold(ctx)
+	if err != nil {
+		return faults.Witness{}, err
 	}
 	told, err := h.target.Counted(ctx, "notifyd-1", `notifyd_webhooks_total{result="found"}`)
 	if err != nil {
@@ -151,8 +138,54 @@ func (h *hooking) Witness(ctx context.Context) (faults.Witness, error) {
 		return faults.Witness{}, fmt.Errorf("of the webhooks %d were lost, %d heard, %d refused as forged: each must happen", lost, heard, refused)
 	}
 	return faults.Witness{
-		Text: fmt.Sprintf("%d webhooks were lost, %d heard, %d refused as forged; UNKNOWN mails settled by a webhook %v, by the list %v; of %d mails that came back the booking service was told",
+		Text: fmt.Sprintf("%d webhooks were lost, %d heard, %d refused as forged; UNKNOWN mails settled by a webhook %v, by the list %v; %d mails came back",
 			lost, heard, refused, told, listed, len(h.back)),
 		Count: lost, Keys: keys,
 	}, nil
+}
+
+// awaitTold asks the booking service of each mail that came back, until it knows
+// of that or toldBound is over: a bounce that is never told is the system's. An
+// error says that it could not be asked.
+func (h *hooking) awaitTold(ctx context.Context) ([]string, error) {
+	deadline := time.Now().Add(toldBound)
+	keys := make([]string, len(h.back))
+	for i, b := range h.back {
+		keys[i] = h.bench.Target.Key(b.ID, 1)
+		for {
+			status, err := h.target.MailTold(ctx, b.ID)
+			if err != nil {
+				return nil, fmt.Errorf("what is told of the mail of %s: %w", b.Recipient, err)
+			}
+			if status == bounced {
+				break
+			}
+			if time.Now().After(deadline) {
+				h.bench.Find(verify.Fail, bouncesAreTold, keys[i], fmt.Sprintf("it came back, and %s later the booking service still tells %q", toldBound, status))
+				break
+			}
+			if !pause(ctx, 100*time.Millisecond) {
+				return nil, ctx.Err()
+			}
+		}
+	}
+	return keys, nil
+}
+
+const (
+	bounced        = "bounced" // what the booking service tells of a mail that came back
+	bouncesAreTold = "bounces-are-told"
+)
+
+// judgeWebhooks is judgeReconciled, and tells of the bounces that were asked for
+// while the system ran.
+func judgeWebhooks(h *history.History, own *ownFindings) {
+	judgeReconciled(h, own)
+	asked := 0
+	for _, f := range h.Faults {
+		if f.Name == faultWebhooks {
+			asked = len(f.Keys)
+		}
+	}
+	own.check(bouncesAreTold, "Of each mail that came back the booking service is told (A2-14).", asked)
 }

@@ -33,9 +33,16 @@ type ownFindings struct {
 	samples []loadgen.Sample // raw latencies, taken from the history
 }
 
-// check begins an invariant that a scenario judges by itself.
+// check begins an invariant that a scenario judges by itself; what a fault has
+// found of it while the system ran counts.
 func (o *ownFindings) check(name, statement string, looked int) {
-	o.checked = append(o.checked, verify.Checked{Name: name, Statement: statement, Looked: looked})
+	c := verify.Checked{Name: name, Statement: statement, Looked: looked}
+	for _, f := range o.Findings {
+		if f.Invariant == name {
+			c.Findings++
+		}
+	}
+	o.checked = append(o.checked, c)
 }
 
 func (o *ownFindings) find(v verify.Verdict, invariant, key, text string) {

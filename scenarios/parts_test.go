@@ -152,6 +152,8 @@ func TestQueueOutlivesItsLeader(t *testing.T) {
 		return own
 	}
 	require.Empty(t, judge(11*sec, 12*sec).Findings)
-	require.Equal(t, verify.Fail, judge(9*sec, 12*sec).Findings[0].Verdict, "it was with the queue before")
+	before := judge(9*sec, 12*sec)
+	require.Equal(t, verify.Fail, before.Findings[0].Verdict, "it was with the queue before")
+	require.Equal(t, 1, before.checked[0].Findings)
 	require.Equal(t, verify.Fail, judge(11*sec, 21*sec).Findings[0].Verdict, "it was delivered after")
 }

@@ -3,6 +3,7 @@ package scenarios
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"mailproof/faults"
@@ -74,12 +75,11 @@ func judgeOutlived(h *history.History, own *ownFindings) {
 		}
 		return n
 	}
-	looked := 0
-	for _, f := range h.Faults {
-		if f.Name != faultLeaderKilled && f.Name != faultLeaderCutOff {
-			continue
-		}
-		looked++
+	gone := slices.DeleteFunc(slices.Clone(h.Faults), func(f history.Fault) bool {
+		return f.Name != faultLeaderKilled && f.Name != faultLeaderCutOff
+	})
+	own.check(name, "The tickets' queue goes on without the node that led it: mails that are confirmed while it is away are delivered while it is away.", len(gone))
+	for _, f := range gone {
 		if n := meanwhile(f); n == 0 {
 			own.find(verify.Fail, name, "", fmt.Sprintf("no mail that was confirmed after %s had begun was delivered in the %.1f s until it ended",
 				f.Name, time.Duration(f.End-f.Start).Seconds()))
@@ -87,5 +87,4 @@ func judgeOutlived(h *history.History, own *ownFindings) {
 			own.measure("confirmed and delivered during "+f.Name, float64(n), "", "")
 		}
 	}
-	own.check(name, "The tickets' queue goes on without the node that led it: mails that are confirmed while it is away are delivered while it is away.", looked)
 }
