@@ -28,12 +28,13 @@ const (
 	// lastingMails are marketing without an end, handed over before the outage;
 	// staleMails are handed over while the broker is away, and are worth sending
 	// for staleAfter: by the time it is back nobody wants them.
-	lastingMails = 400
+	lastingMails = 360
 	staleMails   = 300
 	staleAfter   = 6 * time.Second
 	// drainRate is marketing's token bucket, mails per second: far below what the
-	// API takes, so that tickets find room.
-	drainRate = 10
+	// API takes, so that tickets find room, and so low that the campaign lasts for
+	// a minute: a busy machine has that long for the tickets.
+	drainRate = 6
 	// backlogFloor tickets, and as many marketing mails, are to wait when the
 	// broker is back. The outage lasts until outageTickets do.
 	backlogFloor  = 200
@@ -64,7 +65,7 @@ func brokerOutage() Scenario {
 		FaultNames:         []string{faults.ThrottleName, faultCampaigns, faultMajority},
 		FaultsUntilSettled: true,
 		Quiesce:            4 * time.Minute,
-		Expect:             110 * time.Second,
+		Expect:             120 * time.Second,
 		Judge:              judgeBrokerOutage,
 		Exclusive:          true,
 	}
