@@ -28,14 +28,15 @@ help: ## show this text
 	@echo "  make chaos ARGS=--list                what there is"
 	@echo "  YES=1 make chaos                      install what is missing without asking"
 
-deps: ## look for Postgres, RabbitMQ, Java and Kafka's jars; offer to install what is missing
-	$(GO) run ./cmd/mailproof setup
+deps: build ## look for Postgres, RabbitMQ, Java and Kafka's jars; offer to install what is missing
+	@$(BIN)/mailproof setup
 
 build: ## build the binaries into bin/
 	$(GO) build -o $(BIN)/ ./cmd/... ./system/cmd/...
 
+# What only prints asks for nothing to be installed.
 chaos: build ## run the failure scenarios; the report is runs/latest/index.html
-	@$(BIN)/mailproof setup
+	@$(if $(filter --list --help -h,$(ARGS)),true,$(BIN)/mailproof setup)
 	@$(BIN)/mailproof chaos $(CHAOS_ARGS)
 
 test: build ## run unit and integration tests on the real parts

@@ -254,7 +254,7 @@ func Select(all []Scenario, names []string) ([]Scenario, error) {
 		name, policy, narrowed := strings.Cut(n, "/")
 		i := slices.IndexFunc(all, func(s Scenario) bool { return s.Name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("no scenario is called %q; there are %s", name, strings.Join(list(all), ", "))
+			return nil, fmt.Errorf("no scenario is called %q; there are %s, and ac1 to ac8 for the cells of a criterion", name, strings.Join(list(all), ", "))
 		}
 		if !narrowed {
 			wanted[name] = nil

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -56,6 +57,9 @@ Parts: ` + strings.Join(benchmarks.Parts(), ", ") + `.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.render != "" {
 				return renderBench(f)
+			}
+			if cmd.Flags().Changed("only") && len(f.only) == 0 {
+				return usage(errors.New("--only names no part; leave it out for all of them"))
 			}
 			if !cmd.Flags().Changed("seed") {
 				f.seed = uint64(rand.Uint32())
@@ -112,6 +116,9 @@ func (f benchFlags) again(binary string) string {
 func bench(ctx context.Context, binary string, f benchFlags, out io.Writer) error {
 	if err := benchmarks.Knows(f.only); err != nil {
 		return usage(fmt.Errorf("--only: %w", err))
+	}
+	if err := writable(f.out); err != nil {
+		return usage(fmt.Errorf("--out: %w", err))
 	}
 	show := &benchLines{out: out, began: time.Now()}
 	show.say(fmt.Sprintf("seed %d, the same again: %s", f.seed, f.again(binary)))

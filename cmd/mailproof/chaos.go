@@ -125,6 +125,14 @@ func (f chaosFlags) validate() error {
 	default:
 		return fmt.Errorf("--kafka %q is none of auto, apache, kfake", f.kafka)
 	}
+	if err := provider.Known(f.provider); err != nil {
+		return fmt.Errorf("--provider: %w", err)
+	}
+	if f.overlay != "" {
+		if _, err := os.Stat(f.overlay); err != nil {
+			return fmt.Errorf("--overlay: %w", err)
+		}
+	}
 	for _, e := range f.env {
 		if name, _, ok := strings.Cut(e, "="); !ok || name == "" {
 			return fmt.Errorf("--env %q is not NAME=value", e)

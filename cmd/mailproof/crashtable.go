@@ -93,6 +93,11 @@ func crashTable(ctx context.Context, binary string, f crashTableFlags, out io.Wr
 			return usage(fmt.Errorf("--point %s: there is no such boundary; --list names them", p))
 		}
 	}
+	if f.write != "" {
+		if err := writable(f.write); err != nil {
+			return usage(fmt.Errorf("--write: %w", err))
+		}
+	}
 	table := scenarios.CrashTable{Notes: f.notes}
 	for _, dir := range f.from {
 		if err := table.Add(dir); err != nil {

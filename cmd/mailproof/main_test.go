@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -75,6 +76,16 @@ func TestMistakesInTheCommandLine(t *testing.T) {
 		{"mutants", "no-such-defect"},
 		{"check"},
 		{"judge"},
+		{"fake", "stmp"},
+		{"gate", "--only", ""},
+		{"bench", "--only", ""},
+		{"bench", "--out", os.DevNull + "/document.md"},
+		{"bench", "--out", "."},
+		{"crash-table", "--write", os.DevNull + "/table.md"},
+		{"chaos", "--provider", "nowhere"},
+		{"chaos", "--overlay", "no-such-file.json"},
+		{"chaos", "--seed", "-1"},
+		{"up", "--policy", "never"},
 	} {
 		var out strings.Builder
 		root := rootCommand("mailproof")
@@ -82,6 +93,34 @@ func TestMistakesInTheCommandLine(t *testing.T) {
 		require.Equal(t, exitUsage, exitCode(execute(t.Context(), root, args), &out), "%v", args)
 		require.Regexp(t, `(?s)^mailproof: .*\n--help says what there is\n$`, out.String(), "%v", args)
 	}
+}
+
+func TestANumberThatIsNoneIsSaidInWords(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"gate --seed seven": `--seed "seven" is no whole number from 0 to 18446744073709551615`,
+		"bench --repeats x": `--repeats "x" is no whole number`,
+	} {
+		root := rootCommand("mailproof")
+		require.EqualError(t, execute(t.Context(), root, strings.Fields(args)), want)
+	}
+}
+
+// A document that is written at the end of a long run is looked at before it.
+func TestWritable(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "new", "table.md")
+	require.NoError(t, writable(file))
+	entries, err := os.ReadDir(filepath.Dir(file))
+	require.NoError(t, err)
+	require.Empty(t, entries, "nothing is left")
+	require.NoError(t, os.WriteFile(file, []byte("before"), 0o600))
+	require.NoError(t, writable(file))
+	body, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "before", string(body))
+	require.ErrorContains(t, writable(filepath.Join(file, "below")), "cannot be written")
 }
 
 func TestAgainRepeatsEveryFlagThatMatters(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -37,11 +38,13 @@ func doctorCommand() *cobra.Command {
 		Long: `Lists the parts that a run uses. It changes nothing. The exit code is 3 when a
 part is missing that nothing can stand in for.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return doctor(cmd.Context(), cmd.OutOrStdout()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return doctor(cmd.Context(), cmd.OutOrStdout(), os.Args[0])
+		},
 	}
 }
 
-func doctor(ctx context.Context, out io.Writer) error {
+func doctor(ctx context.Context, out io.Writer, binary string) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	missing := 0
 	for _, i := range setup.Check(ctx) {
@@ -63,7 +66,7 @@ func doctor(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	if missing > 0 {
-		fmt.Fprintln(out, "\nmailproof setup installs what is missing")
+		fmt.Fprintf(out, "\n%s setup installs what is missing, after asking\n", binary)
 		return verdictError{verify.Invalid}
 	}
 	return nil

@@ -16,6 +16,9 @@ func upCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Out = cmd.OutOrStdout()
+			if err := cfg.Check(); err != nil {
+				return usage(err)
+			}
 			err := stand.Run(cmd.Context(), cfg)
 			if errors.Is(err, errInterrupted) {
 				return nil // that is how it ends

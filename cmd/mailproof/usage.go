@@ -2,8 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // exitUsage is the exit code for a command line that cannot be run, EX_USAGE of
@@ -27,7 +33,7 @@ func usage(err error) error {
 // markUsage lets a command and all below it mark what is wrong with flags and
 // arguments.
 func markUsage(c *cobra.Command) {
-	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(inWords(err)) })
 	if fits := c.Args; fits != nil {
 		c.Args = func(c *cobra.Command, args []string) error { return usage(fits(c, args)) }
 	}
@@ -45,6 +51,45 @@ func markUsage(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		markUsage(sub)
 	}
+}
+
+// inWords says what a number may be, where pflag names the function that could
+// not read it.
+func inWords(err error) error {
+	var value *pflag.InvalidValueError
+	var number *strconv.NumError
+	if !errors.As(err, &value) || !errors.As(err, &number) {
+		return err
+	}
+	kind := "whole number"
+	if value.GetFlag().Value.Type() == "uint64" {
+		kind = "whole number from 0 to 18446744073709551615"
+	}
+	return fmt.Errorf("--%s %q is no %s", value.GetFlag().Name, value.GetValue(), kind)
+}
+
+// writable reports whether a file could be written that is made only at the end
+// of a long run. It makes the folder, and leaves no file.
+func writable(file string) error {
+	dir := filepath.Dir(file)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("%s cannot be written: %w", file, err)
+	}
+	if info, err := os.Stat(file); err == nil {
+		if info.IsDir() {
+			return fmt.Errorf("%s cannot be written: it is a folder", file)
+		}
+		f, err := os.OpenFile(file, os.O_WRONLY, 0)
+		if err != nil {
+			return fmt.Errorf("%s cannot be written: %w", file, err)
+		}
+		return f.Close()
+	}
+	probe, err := os.CreateTemp(dir, ".mailproof-")
+	if err != nil {
+		return fmt.Errorf("%s cannot be written: %w", file, err)
+	}
+	return errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
 // execute runs the command line.

@@ -37,7 +37,11 @@ func (v Verdict) ExitCode() int { return v.Code }
 
 // Commands returns new command trees.
 func Commands() []*cobra.Command {
-	fake := &cobra.Command{Use: "fake", Short: "Servers that misbehave on purpose"}
+	fake := &cobra.Command{
+		Use: "fake", Short: "Servers that misbehave on purpose",
+		// With neither, a name that does not exist prints the help and succeeds.
+		Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
 	fake.AddCommand(smtpCommand(), resendCommand())
 	return []*cobra.Command{fake, judgeCommand(), demoCommand()}
 }

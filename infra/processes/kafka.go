@@ -46,8 +46,11 @@ func startKafka(ctx context.Context, e *environment, choose *ports.Chooser) (*ka
 	}
 	java := func(main string, args ...string) guardian.Command {
 		return guardian.Command{
-			Path: e.paths.Java, Args: broker.Java(e.paths.KafkaLib, logging, home, main, args...),
-			Env: plainEnv(home), Dir: home,
+			Path: e.paths.Java,
+			// Its compression libraries unpack themselves into files, which a killed
+			// process leaves behind.
+			Args: append([]string{"-Djava.io.tmpdir=" + home}, broker.Java(e.paths.KafkaLib, logging, home, main, args...)...),
+			Env:  plainEnv(home), Dir: home,
 		}
 	}
 	if _, err := e.guardian.Run(ctx, e.base, java(broker.StorageTool, broker.FormatArgs(properties)...)); err != nil {

@@ -52,7 +52,17 @@ func SelectAt(name string, paths setup.Paths) (infra.Provider, error) {
 		}
 		return processes.New(paths), nil
 	}
-	return nil, fmt.Errorf("unknown provider %q: there are %q, %q and %q", name, Auto, Processes, Containers)
+	return nil, Known(name)
+}
+
+// Known refuses a name that [Select] does not know; "" stands for [Auto]. It asks
+// nobody whether the provider works here.
+func Known(name string) error {
+	switch name {
+	case "", Auto, Processes, Containers:
+		return nil
+	}
+	return fmt.Errorf("unknown provider %q: there are %q, %q and %q", name, Auto, Processes, Containers)
 }
 
 func engineAnswers() error {

@@ -3,6 +3,7 @@ package setup
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -120,13 +121,17 @@ func kafkaItem(p Paths) Item {
 		dir = err.Error()
 	}
 	i.Why = fmt.Sprintf("no jars of Kafka %s in %s", KafkaVersion, dir)
-	i.Fix = []string{"mailproof setup"}
+	i.Fix = []string{again()}
 	return i
 }
 
 // aptFix is how a person installs a package without starting what is in it.
 func aptFix(pkg string) []string {
-	return []string{"sudo apt-get install --no-install-recommends " + pkg}
+	as := "sudo "
+	if os.Geteuid() == 0 {
+		as = ""
+	}
+	return []string{as + "apt-get install --no-install-recommends " + pkg}
 }
 
 // say runs a program and returns what it prints, "" when it fails: a version is

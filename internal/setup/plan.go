@@ -67,6 +67,11 @@ func (m *machine) plan(ctx context.Context, items []Item) Plan {
 		}
 	}
 	p.Commands = p.byHand(m.debian)
+	if m.isRoot { // who often has no sudo
+		for i, c := range p.Commands {
+			p.Commands[i] = strings.ReplaceAll(c, "sudo ", "")
+		}
+	}
 	return p
 }
 
@@ -107,10 +112,14 @@ func (p Plan) byHand(debian bool) []string {
 		)
 	}
 	if p.FetchJars {
-		c = append(c, "YES=1 mailproof setup   # fetches the jars of Kafka, needs no rights")
+		c = append(c, "YES=1 "+again()+"   # fetches the jars of Kafka, needs no rights")
 	}
 	return c
 }
+
+// again is the command that looks once more and does the rest, as this process
+// was called: bin/ is not on anybody's PATH.
+func again() string { return os.Args[0] + " setup" }
 
 // String is what a person reads before being asked.
 func (p Plan) String() string {

@@ -171,6 +171,8 @@ func TestPlan(t *testing.T) {
 		require.Contains(t, p.String(), pkg)
 		require.Contains(t, strings.Join(p.Commands, "\n"), pkg)
 	}
+	require.NotContains(t, strings.Join(p.Commands, "\n"), "sudo", "a root without sudo must be able to type them")
+	require.Contains(t, p.Commands[len(p.Commands)-1], os.Args[0]+" setup")
 
 	t.Run("nothing missing", func(t *testing.T) {
 		t.Parallel()
@@ -188,7 +190,9 @@ func TestPlan(t *testing.T) {
 	t.Run("no rights", func(t *testing.T) {
 		t.Parallel()
 		nobody := &machine{debian: true, exec: func(context.Context, io.Writer, ...string) error { return errors.New("no") }}
-		require.Contains(t, nobody.plan(t.Context(), items).Refused, "root")
+		p := nobody.plan(t.Context(), items)
+		require.Contains(t, p.Refused, "root")
+		require.Contains(t, strings.Join(p.Commands, "\n"), "sudo apt-get install")
 	})
 	t.Run("another system", func(t *testing.T) {
 		t.Parallel()

@@ -34,8 +34,20 @@ type Config struct {
 // The short delays let a person see a mail die within seconds.
 var delays = []time.Duration{time.Second, 2 * time.Second, 4 * time.Second}
 
+// Check refuses a configuration that would fail only when the parts have started.
+func (c Config) Check() error {
+	switch c.Policy {
+	case "resend", "hold", "same-key":
+		return nil
+	}
+	return fmt.Errorf("policy %q is none of resend, hold, same-key", c.Policy)
+}
+
 // Run starts everything, says how to use it, and stops it when ctx ends.
 func Run(ctx context.Context, cfg Config) (err error) {
+	if err := cfg.Check(); err != nil {
+		return fmt.Errorf("up: %w", err)
+	}
 	dir, err := filepath.Abs(cfg.Dir)
 	if err != nil {
 		return fmt.Errorf("up: %w", err)
@@ -73,6 +85,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return fmt.Errorf("up: %w", err)
 	}
+	// Its addresses and passwords mean nothing afterwards.
+	defer func() { err = errors.Join(err, os.Remove(env)) }()
 	explain(cfg.Out, p, server, stack, dir, env)
 	<-ctx.Done()
 	return nil
@@ -89,6 +103,7 @@ func writeEnv(dir string, p *target.Pipeline, fake string) (string, error) {
 			}
 		}
 	}
+	fmt.Fprintf(&b, "export PATH=%s:\"$PATH\"\n", quote(filepath.Join(dir, "bin")))
 	fmt.Fprintf(&b, "export BOOKINGD=http://%s NOTIFYD=http://%s FAKE=%s\n", p.Addr("bookingd-1"), p.Addr("notifyd-1"), fake)
 	path := filepath.Join(dir, "env")
 	// Only for the one who started it: the URLs carry passwords.
@@ -114,7 +129,7 @@ In another shell:
   notifyd trace ticket:b1                        # its whole story
   curl -sd '[{"action":{"kind":"reply","stage":"rcpt","code":550}}]' $FAKE/rules     # now every mail dies
   notifyd dlq list
-  curl -sX DELETE $FAKE/rules; notifyd dlq replay --all --actor $USER
+  curl -sX DELETE $FAKE/rules; notifyd dlq replay --all --actor me
   curl -s $NOTIFYD/metrics | grep ^notifyd_
 
 Ctrl-C ends it and removes everything but the logs in %s.

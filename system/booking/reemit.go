@@ -2,6 +2,7 @@ package booking
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -86,6 +87,9 @@ func (s *Service) ReEmit(ctx context.Context, id string) (event uuid.UUID, t con
 		event, err = outbox.Write(ctx, tx, s.event(b, t))
 		return err
 	})
+	if errors.Is(err, ErrNotFound) {
+		return uuid.Nil, "", fmt.Errorf("re-emit: %w", err)
+	}
 	if err != nil {
 		return uuid.Nil, "", fmt.Errorf("re-emit %s: %w", id, outcome(err))
 	}

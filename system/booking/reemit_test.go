@@ -55,6 +55,7 @@ func TestReEmit(t *testing.T) {
 	}
 	_, _, err := f.service.ReEmit(ctx, "nobody")
 	require.ErrorIs(t, err, ErrNotFound)
+	require.NotErrorIs(t, err, ErrOutcomeUnknown, "the database said that there is none")
 }
 
 // Left over are cancelled bookings of whose mail nothing final was heard, over

@@ -330,7 +330,7 @@ func build(ctx context.Context, cfg config.Config, log *slog.Logger) (*service, 
 	s.metrics.StartWebhooks([]string{contract.TicketConfirmation.Lane(), contract.Marketing.Lane()}, webhook.Results(), webhook.Events())
 	s.metrics.Limit("lease", cfg.Lease.Seconds())
 	s.metrics.Limit("send_deadline", cfg.SendDeadline.Seconds())
-	s.metrics.Registry.MustRegister(observe.Pool("notifyd_", pool.Stat))
+	s.metrics.Registry.MustRegister(observe.Pool("notifyd_", "main", pool.Stat), observe.Pool("notifyd_", "marketing", bulk.Stat))
 	s.publisher = amqp.NewPublisher(s.amqp("publisher"))
 	s.bulk = amqp.NewPublisher(s.amqp("bulk publisher"))
 	s.ring = doorbell.Ringer{Publisher: s.publisher, Backoff: patience.Default(), Log: log, Count: s.metrics}

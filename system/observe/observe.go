@@ -27,19 +27,21 @@ type pool struct {
 }
 
 // Pool exports how a database pool is used, under names that begin with prefix
-// ("notifyd_"):
+// ("notifyd_"); name is the value of the label "pool", which tells the pools of
+// one process apart:
 //
-//	<prefix>db_connections{state}      acquired, idle, constructing, max
-//	<prefix>db_pool_waits_total        acquisitions that found no idle connection
-//	<prefix>db_pool_wait_seconds_total time that those waited, all together
-func Pool(prefix string, stat func() *pgxpool.Stat) prometheus.Collector {
+//	<prefix>db_connections{pool,state}       acquired, idle, constructing, max
+//	<prefix>db_pool_waits_total{pool}        acquisitions that found no idle connection
+//	<prefix>db_pool_wait_seconds_total{pool} time that those waited, all together
+func Pool(prefix, name string, stat func() *pgxpool.Stat) prometheus.Collector {
+	which := prometheus.Labels{"pool": name}
 	return &pool{
 		stat: stat,
 		connections: prometheus.NewDesc(prefix+"db_connections",
-			"Database connections by state: acquired, idle, constructing; max is the bound.", []string{"state"}, nil),
-		waits: prometheus.NewDesc(prefix+"db_pool_waits_total", "Acquisitions that found no idle connection.", nil, nil),
+			"Database connections by pool and state: acquired, idle, constructing; max is the bound.", []string{"state"}, which),
+		waits: prometheus.NewDesc(prefix+"db_pool_waits_total", "Acquisitions that found no idle connection.", nil, which),
 		waitSecond: prometheus.NewDesc(prefix+"db_pool_wait_seconds_total",
-			"Time that acquisitions waited because no connection was idle.", nil, nil),
+			"Time that acquisitions waited because no connection was idle.", nil, which),
 	}
 }
 

@@ -136,7 +136,7 @@ func registry(pool *pgxpool.Pool, relay *outbox.Relay) *prometheus.Registry {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		outbox.NewCollector(pool, relay),
-		observe.Pool("booking_", pool.Stat),
+		observe.Pool("booking_", "main", pool.Stat),
 	)
 	return reg
 }

@@ -28,7 +28,7 @@ func campaignCommand(out io.Writer) *cobra.Command {
 		Example: `  notifyd campaign send spring-26 --template offer --file recipients.ndjson
   notifyd campaign show spring-26
   notifyd campaign stop spring-26`,
-		Args: cobra.NoArgs,
+		Args: cobra.NoArgs, RunE: helpOnly,
 	}
 	root.AddCommand(campaignSendCommand(out), campaignShowCommand(out), campaignStopCommand(out))
 	return root
@@ -41,7 +41,8 @@ func campaignSendCommand(out io.Writer) *cobra.Command {
 		Use: "send ID", Short: "Take mails in, from a file or from stdin; safe to repeat", Args: cobra.ExactArgs(1),
 		Long: "Each line is one mail: {\"to\":\"anna@example.test\",\"data\":{\"headline\":\"…\",\"text\":\"…\"}}; data may also have name,\n" +
 			"locale and link. A line that cannot be sent ends the command with its number; the lines before it are taken in,\n" +
-			"and so they are once more when the command is repeated with the line mended: nobody gets two mails.",
+			"and so they are once more when the command is repeated with the line mended: who has a mail of this campaign gets\n" +
+			"no second one, for as long as its row is kept (NOTIFYD_RETENTION).",
 		Example: `  notifyd campaign send spring-26 --template offer --file recipients.ndjson
   notifyd campaign send spring-26 --template offer --expires-at 2026-12-24T18:00:00Z < recipients.ndjson`,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {

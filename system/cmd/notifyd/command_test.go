@@ -48,6 +48,8 @@ func TestFailpointsNeedTheirBuild(t *testing.T) {
 }
 
 func TestUnknownCommand(t *testing.T) {
-	_, err := run(t, "ruin")
-	require.Error(t, err)
+	for _, args := range [][]string{{"ruin"}, {"dlq", "lsit"}, {"unknown", "recncile"}, {"campaign", "sent"}, {"outbox", "deaad"}, {"offsets", "mvoe"}} {
+		_, err := run(t, args...)
+		require.ErrorContains(t, err, `unknown command "`+args[len(args)-1]+`"`, "a script must not take the help for success")
+	}
 }

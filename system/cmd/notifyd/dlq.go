@@ -60,7 +60,7 @@ func dlqCommand(out io.Writer) *cobra.Command {
 		Short: "Look at dead mails, send them again, or give them up",
 		Long: "The table of notifications is read, never the dead-letter queue. A mail that was sent, or cancelled, is never\n" +
 			"sent again by a replay. The environment is that of the service; its log goes to stderr.",
-		Args: cobra.NoArgs,
+		Args: cobra.NoArgs, RunE: helpOnly,
 	}
 	root.AddCommand(listCommand(out), inspectCommand(out), replayCommand(out), discardCommand(out), tidyCommand(out))
 	return root

@@ -93,6 +93,11 @@ func command(out io.Writer) *cobra.Command {
 	return root
 }
 
+// helpOnly is what a command does that has only subcommands. Cobra looks at the
+// arguments only of one that can be run: without this a misspelt subcommand
+// would print the help and succeed.
+func helpOnly(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+
 // withConfig reads the environment and runs f with it.
 func withConfig(out io.Writer, f func(config.Config, *slog.Logger) error) error {
 	if err := failpoint.Check(); err != nil {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -42,11 +41,11 @@ func moveCommand(out io.Writer) *cobra.Command {
 				return errors.New("this makes events come again, or never: say --execute")
 			}
 			if since != "" {
-				at, err := time.Parse(time.RFC3339, since)
+				at, err := moment("since", since)
 				if err != nil {
-					return fmt.Errorf("--since: %w", err)
+					return err
 				}
-				to.Since = at
+				to.Since = *at
 			}
 			g, err := group()
 			if err != nil {

@@ -21,7 +21,7 @@ func unknownCommand(out io.Writer) *cobra.Command {
 		Short: "Look at mails that were sent or not, and ask the provider",
 		Long: "A mail is UNKNOWN when a server may have taken it and nobody here knows. It is never sent again without a proof\n" +
 			"that no copy exists. The environment is that of the service; its log goes to stderr.",
-		Args: cobra.NoArgs,
+		Args: cobra.NoArgs, RunE: helpOnly,
 	}
 	root.AddCommand(listUnknownCommand(out), reconcileCommand(out))
 	return root
@@ -64,6 +64,9 @@ func reconcileCommand(out io.Writer) *cobra.Command {
 				tally, err := u.Reconcile(ctx, key)
 				if printErr := printJSON(out, tally); err == nil {
 					err = printErr
+				}
+				if err == nil && key != "" && len(tally) == 0 {
+					return fmt.Errorf("no mail with the key %q is UNKNOWN; notifyd trace %[1]s says what it is", key)
 				}
 				return err
 			})

@@ -129,5 +129,5 @@ func (s *Server) campaignFailure(err error) (int, string) {
 		return http.StatusConflict, err.Error()
 	}
 	s.cfg.Log.Warn("request about a campaign failed", "error", err)
-	return http.StatusServiceUnavailable, "the database or the broker did not answer in time; repeat the request, nobody gets two mails by it"
+	return http.StatusServiceUnavailable, "the database or the broker did not answer in time; repeat the request: who has a mail of this campaign gets no second one, for as long as its row is kept (NOTIFYD_RETENTION)"
 }

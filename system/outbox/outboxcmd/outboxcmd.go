@@ -24,7 +24,12 @@ const limit = 1000
 
 // New makes the command.
 func New(out io.Writer, open Open) *cobra.Command {
-	root := &cobra.Command{Use: "outbox", Short: "Look at the outbox's events, and let dead ones be tried again", Args: cobra.NoArgs}
+	root := &cobra.Command{
+		Use: "outbox", Short: "Look at the outbox's events, and let dead ones be tried again", Args: cobra.NoArgs,
+		// Cobra looks at the arguments only of a command that can be run: without
+		// this a misspelt subcommand would print the help and succeed.
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
 	asJSON := false
 	root.PersistentFlags().BoolVar(&asJSON, "json", false, "print JSON")
 	list := func(cmd *cobra.Command, ask func(context.Context, outbox.Operator) ([]outbox.Entry, error)) error {
