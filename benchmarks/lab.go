@@ -43,14 +43,22 @@ func startLab(ctx context.Context, logDir string, say func(part, state string)) 
 	l := &lab{logDir: logDir, builds: builds, bins: bins, built: map[string]target.Binaries{}}
 	if !ok {
 		if l.bins, err = target.Build(ctx, target.BuildConfig{Dir: builds}); err != nil {
-			return nil, errors.Join(err, os.RemoveAll(builds))
+			return nil, errors.Join(broken(ctx, err), os.RemoveAll(builds))
 		}
 	}
 	l.stack, err = processes.New(setup.Locate()).Start(ctx, infra.Spec{LogDir: filepath.Join(logDir, "nodes"), Progress: say})
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(builds))
+		return nil, errors.Join(broken(ctx, err), os.RemoveAll(builds))
 	}
 	return l, nil
+}
+
+// broken says why nothing started: an interrupt shows as whatever it broke off.
+func broken(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
 }
 
 func (l *lab) stop(ctx context.Context) error {

@@ -1,6 +1,9 @@
 package benchmarks
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // Names of the layouts.
 const (
@@ -11,9 +14,10 @@ const (
 	layoutOneQueue = "one-queue"
 
 	// The same where the mail server takes time for each mail.
-	layoutSlowIdle    = "slow-idle"
-	layoutSlowSplit   = "slow-split"
-	layoutSlowOnePool = "slow-one-pool"
+	slow              = "slow-"
+	layoutSlowIdle    = slow + layoutIdle
+	layoutSlowSplit   = slow + layoutSplit
+	layoutSlowOnePool = slow + layoutOnePool
 )
 
 const (
@@ -33,21 +37,15 @@ const (
 // marketing lane reaches alone on two cores, so that it binds.
 const bucketRate = "400"
 
-// layoutLabel is a layout's name in a plot.
+// layoutLabel is a layout's name in a plot, whose title tells the mail server.
 func layoutLabel(name string) string {
-	switch name {
+	switch name = strings.TrimPrefix(name, slow); name {
 	case layoutBucket:
 		return "split, with a token bucket"
 	case layoutOnePool:
 		return "one pool"
 	case layoutOneQueue:
 		return "one queue, one pool"
-	case layoutSlowIdle:
-		return "slow server, idle"
-	case layoutSlowSplit:
-		return "slow server, split"
-	case layoutSlowOnePool:
-		return "slow server, one pool"
 	default:
 		return name
 	}
@@ -80,15 +78,15 @@ func (l *Latency) idleOf(lay Layout) *Layout {
 
 // byServer tells the layouts whose mail server answers at once from those whose
 // mail server takes time.
-func (l *Latency) byServer() (quick, slow []Layout) {
+func (l *Latency) byServer() (atOnce, inTime []Layout) {
 	for _, lay := range l.Layouts {
 		if lay.MailMillis > 0 {
-			slow = append(slow, lay)
+			inTime = append(inTime, lay)
 		} else {
-			quick = append(quick, lay)
+			atOnce = append(atOnce, lay)
 		}
 	}
-	return quick, slow
+	return atOnce, inTime
 }
 
 func (l *Layout) accepted() []Samples {

@@ -37,6 +37,8 @@ func plots() []drawing {
 const (
 	plotWidth  = 9 * vg.Inch
 	plotHeight = 4.2 * vg.Inch
+	// shareHeight keeps the labels at 95 % and 100 % apart.
+	shareHeight = 4.9 * vg.Inch
 )
 
 // palette of Okabe and Ito, which colour-blind readers can tell apart.
@@ -70,7 +72,7 @@ func newPlot(title, x, y string) *plot.Plot {
 	p.Legend.Top = true
 	p.Legend.Padding = 3
 	grid := plotter.NewGrid()
-	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{0xe4}, color.Gray{0xe4}
+	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{0xd4}, color.Gray{0xd4}
 	p.Add(grid)
 	return p
 }
@@ -144,8 +146,8 @@ func drawGrowth(r *Result) ([]byte, error) {
 		names = append(names, g.name)
 	}
 	return pairs("Ticket: p95 of each hop, idle and under the flood", "p95, ms", names,
-		series{"under the flood, end to end " + millis(quantiles(r.Hops.Flooded.Total, 0.95).Median), flood, palette[3]},
-		series{"idle, end to end " + millis(quantiles(r.Hops.Total, 0.95).Median), idle, palette[0]})
+		series{"idle, end to end " + millis(quantiles(r.Hops.Total, 0.95).Median), idle, palette[0]},
+		series{"under the flood, end to end " + millis(quantiles(r.Hops.Flooded.Total, 0.95).Median), flood, palette[3]})
 }
 
 // series is one of the two bars that stand at each name.
@@ -183,7 +185,7 @@ func values(p *plot.Plot, v plotter.Values, offset vg.Length) error {
 	for i, ms := range v {
 		if ms > 0 {
 			labels.XYs = append(labels.XYs, plotter.XY{X: float64(i), Y: ms})
-			labels.Labels = append(labels.Labels, fmt.Sprintf("%.2g", ms))
+			labels.Labels = append(labels.Labels, short(ms))
 		}
 	}
 	l, err := plotter.NewLabels(labels)
@@ -198,6 +200,14 @@ func values(p *plot.Plot, v plotter.Values, offset vg.Length) error {
 	l.Offset = vg.Point{X: offset, Y: 3}
 	p.Add(l)
 	return nil
+}
+
+// short is a figure with two significant digits, for a bar of 22 points.
+func short(v float64) string {
+	if v >= 10 {
+		return fmt.Sprintf("%.0f", v)
+	}
+	return fmt.Sprintf("%.2g", v)
 }
 
 // drawLatency: the share of tickets that were accepted within a time, on a
@@ -243,9 +253,9 @@ func distributions(title string, layouts []Layout) ([]byte, error) {
 		return nil, nil
 	}
 	logX(p, lo, hi)
-	p.Y.Min, p.Y.Max = 0, 1.36 // room for the legend
+	p.Y.Min, p.Y.Max = 0, 1.05+0.07*float64(len(layouts)) // room for the legend
 	p.Y.Tick.Marker = percentTicks{}
-	return encode(title, plotHeight, p)
+	return encode(title, shareHeight, p)
 }
 
 // cdf is a staircase; one that never reaches 1 has missing samples.
@@ -315,7 +325,7 @@ func drawFlood(r *Result) ([]byte, error) {
 	}
 	title := fmt.Sprintf("Tickets while %d marketing mails drain", r.Latency.Flood)
 	top := newPlot(title, "", "marketing mails waiting")
-	bottom := newPlot("", "seconds since the first ticket", "ticket latency")
+	bottom := newPlot("", "seconds since the first ticket (above: mails that wait; below: latency of each ticket)", "")
 	end, lo, hi := 0.0, math.Inf(1), 0.0
 	quick, _ := r.Latency.byServer()
 	for i, lay := range quick {
@@ -368,8 +378,10 @@ func drawQueues(r *Result) ([]byte, error) {
 	if r.Queues == nil || len(r.Queues.Cells) == 0 {
 		return nil, nil
 	}
-	title := "One quorum queue: throughput against prefetch"
-	p := newPlot(title, "prefetch (logarithmic)", "per second (logarithmic)")
+	// What the vertical axis shows stands in the title: gonum's plot takes a label
+	// there, on a logarithmic axis, for one at its top, and makes room above it.
+	title := "One quorum queue: messages or mails per second"
+	p := newPlot(title, "prefetch (both axes logarithmic)", "")
 	bare, worker := map[int]plotter.XYs{}, map[int]plotter.XYs{}
 	lo, hi := math.Inf(1), 0.0
 	add := func(to map[int]plotter.XYs, c QueueCell, rates []float64) {
@@ -386,7 +398,7 @@ func drawQueues(r *Result) ([]byte, error) {
 		name   string
 		lines  map[int]plotter.XYs
 		dashed bool
-	}{{"bare", bare, true}, {"notifyd", worker, false}} {
+	}{{"bare, messages", bare, true}, {"notifyd, mails", worker, false}} {
 		for i, n := range slices.Sorted(maps.Keys(kind.lines)) {
 			if err := addMarked(p, kind.lines[n], palette[i%len(palette)], kind.dashed, kind.name+", "+consumers(n)); err != nil {
 				return nil, err

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // Binaries are the programs of mailproof's own system.
@@ -52,16 +53,28 @@ func Build(ctx context.Context, c BuildConfig) (Binaries, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return Binaries{}, fmt.Errorf("build the system: %w", err)
 	}
+	// An interrupted go command can leave its folder of half-built packages.
+	half, err := os.MkdirTemp(dir, "half-built-")
+	if err != nil {
+		return Binaries{}, fmt.Errorf("build the system: %w", err)
+	}
+	defer os.RemoveAll(half)
 	cmd := exec.CommandContext(ctx, "go", c.args(dir)...)
 	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "GOTMPDIR="+half)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = giveUp
 	if c.Race {
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return Binaries{}, fmt.Errorf("build the system: go %s: %w\n%s", strings.Join(cmd.Args[1:], " "), err, out)
 	}
 	return in(dir), nil
 }
+
+// giveUp is how long an interrupted build may take to clean up.
+const giveUp = 5 * time.Second
 
 func (c BuildConfig) args(dir string) []string {
 	args := []string{"build", "-o", dir + string(filepath.Separator)}

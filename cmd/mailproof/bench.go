@@ -132,7 +132,14 @@ func bench(ctx context.Context, binary string, f benchFlags, out io.Writer) erro
 		Command: f.again(binary), Revision: version(), Say: show.say,
 		Part: func(part, state string) { show.say(part + " " + state) },
 	})
-	if exists(f.out) {
+	written, _ := os.Stat(f.out) // no error but "not there" can be, and that says it
+	measured := written != nil && !written.ModTime().Before(show.began.Truncate(time.Second))
+	switch {
+	case errors.Is(err, errInterrupted) && measured:
+		show.say("interrupted, all servers are stopped; what was measured until then: " + f.out)
+	case errors.Is(err, errInterrupted):
+		show.say("interrupted before anything was measured; all servers are stopped")
+	case measured:
 		show.say("document: " + f.out)
 	}
 	return err

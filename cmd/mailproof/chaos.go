@@ -234,8 +234,8 @@ func report(out io.Writer, f chaosFlags, binary, dir string, sum reports.Summary
 // closing prints the table, the first findings and where everything is.
 func closing(out io.Writer, dir string, sum reports.Summary) {
 	t := terminal(out)
-	fmt.Fprintln(out)
 	if len(sum.Scenarios) > 0 {
+		fmt.Fprintln(out)
 		reports.Table(out, sum, t.colours, t.width)
 	}
 	for _, sc := range sum.Scenarios {
@@ -254,7 +254,8 @@ func closing(out io.Writer, dir string, sum reports.Summary) {
 				fmt.Fprintf(out, "  … and %d more findings in %s/%s\n", len(sc.Findings)-i, sc.Name, sc.Policy)
 				break
 			}
-			fmt.Fprintf(out, "%s %s/%s %s %s: %s\n", finding.Verdict, sc.Name, sc.Policy, finding.Invariant, finding.Key, finding.Text)
+			fmt.Fprintf(out, "%s %s/%s %s: %s\n", finding.Verdict, sc.Name, sc.Policy,
+				strings.TrimSpace(finding.Invariant+" "+finding.Key), finding.Text)
 		}
 	}
 	fmt.Fprintf(out, "\n%s  seed %d, %.0f s, %s\n", t.paint(sum.Verdict), sum.Seed, sum.Seconds, reports.Parts(sum.Versions))

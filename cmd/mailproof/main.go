@@ -76,7 +76,7 @@ func interruptible(stderr *os.File) (context.Context, func()) {
 		if _, ok := <-signals; !ok {
 			return
 		}
-		fmt.Fprintln(stderr, "\nstopping; once more to leave at once")
+		fmt.Fprintln(stderr, "\ninterrupted: keeping what there is and stopping all servers; once more to leave at once")
 		cancel(errInterrupted)
 		if _, ok := <-signals; ok {
 			os.Exit(128 + int(syscall.SIGINT))
