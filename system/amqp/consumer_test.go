@@ -37,6 +37,37 @@ func (c *collector) next(t *testing.T) *Delivery {
 	}
 }
 
+// Collected acks reach the broker at the latest when the consumer stops, and none
+// is written for a delivery that was not acked.
+func TestStopWritesCollectedAcks(t *testing.T) {
+	t.Parallel()
+	b := connect(t)
+	q := b.queue(nil)
+	const n = 200
+	b.put(q, ids(n)...)
+	col := newCollector()
+	stay := make(chan struct{})
+	r := startConsumer(t, ConsumerConfig{
+		Config: Config{URLs: []string{b.url}}, Queue: q, Consumers: 2, Prefetch: 20, Parallel: 4, AckWithin: time.Hour,
+		Handle: func(_ context.Context, d *Delivery) {
+			if d.MessageID == "m7" {
+				<-stay
+			}
+			assert.NoError(t, d.Ack())
+			col.c <- d
+		},
+	}, patience)
+	seen := map[string]bool{}
+	for range n - 1 {
+		seen[col.next(t).MessageID] = true
+	}
+	require.Len(t, seen, n-1)
+	r.stop()
+	close(stay)
+	require.NoError(t, <-r.done)
+	require.Empty(t, b.leftover(q))
+}
+
 func TestConsumeAcksEverything(t *testing.T) {
 	t.Parallel()
 	b := connect(t)

@@ -401,7 +401,7 @@ func (s *service) addLanes() error {
 	// All that is the lane's own, see docs/adr/0007-lanes.md.
 	marketing := laneSpec{
 		mailType: contract.Marketing, consumers: s.cfg.MarketingConsumers, prefetch: s.cfg.MarketingPrefetch,
-		parallel: s.cfg.MarketingParallel, store: delivery.NewGroup(s.bulkStore, s.cfg.StatementTimeout), ring: s.bulkRing, dead: s.dead, alerts: s.bulkAlerts,
+		parallel: s.cfg.MarketingParallel, ackWithin: marketingAckWithin, store: delivery.NewGroup(s.bulkStore, s.cfg.StatementTimeout), ring: s.bulkRing, dead: s.dead, alerts: s.bulkAlerts,
 	}
 	marketing.dead.Ring, marketing.dead.Store, marketing.dead.Alerts = s.bulkRing, s.bulkStore, s.bulkAlerts
 	if s.cfg.MarketingRate > 0 {
@@ -410,10 +410,17 @@ func (s *service) addLanes() error {
 	return s.addLane(marketing)
 }
 
+// marketingAckWithin is how long acks of marketing mails are collected: long
+// enough for a dozen of them at a few hundred mails a second, short beside
+// everything that waits for the queue to run empty. Tickets come one by one, and
+// are acked so.
+const marketingAckWithin = 50 * time.Millisecond
+
 // laneSpec is what the lanes differ in.
 type laneSpec struct {
 	mailType                      contract.MailType
 	consumers, prefetch, parallel int
+	ackWithin                     time.Duration
 	store                         worker.Store
 	ring                          doorbell.Ringer
 	dead                          dlq.Finisher
@@ -448,7 +455,8 @@ func (s *service) addLane(l laneSpec) error {
 	}
 	s.metrics.Start(t.Lane(), tiers)
 	s.lanes = append(s.lanes, &lane{mailType: t, sender: sender, consumer: amqp.NewConsumer(amqp.ConsumerConfig{
-		Config: s.amqp("lane " + t.Lane()), Queue: t.Queue(), Consumers: l.consumers, Prefetch: l.prefetch, Parallel: l.parallel, Handle: w.Handle,
+		Config: s.amqp("lane " + t.Lane()), Queue: t.Queue(), Consumers: l.consumers, Prefetch: l.prefetch, Parallel: l.parallel,
+		AckWithin: l.ackWithin, Handle: w.Handle,
 	})})
 	return nil
 }
