@@ -165,12 +165,12 @@ RETURNING ` + columns + `, ` + mailColumn
 // statement that never waits can wait for nobody crosswise.
 const sqlClaimGroup = `-- claim_group
 WITH asked AS (
-  SELECT n.id FROM notifications n
-  WHERE n.id = ANY($1::uuid[])
-    AND ` + sendable + `
+  SELECT n.id FROM unnest($1::uuid[]) AS u(id)
+  JOIN notifications n ON n.id = u.id
+  WHERE ` + sendable + `
     AND (` + waiting + ` AND ` + due + `
       OR ` + leaseOver + ` AND ` + resendable + `)
-  FOR UPDATE SKIP LOCKED
+  FOR UPDATE OF n SKIP LOCKED
 )
 UPDATE notifications n SET ` + setClaimed + `
 FROM asked WHERE n.id = asked.id

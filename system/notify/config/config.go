@@ -76,7 +76,7 @@ type Config struct {
 	MarketingPrefetch  int `env:"MARKETING_PREFETCH" envDefault:"50" doc:"deliveries ahead per marketing consumer"`
 	// What a crash leaves in doubt, and the connections that the mail server must
 	// bear, are consumers × this.
-	MarketingParallel int             `env:"MARKETING_PARALLEL" envDefault:"0" doc:"marketing mails at work side by side in each consumer, each over an SMTP connection of its own; 0 means so many that the lane has 8, as tickets do; at most the prefetch"`
+	MarketingParallel int             `env:"MARKETING_PARALLEL" envDefault:"0" doc:"marketing mails at work side by side in each consumer, each over an SMTP connection of its own; 0 means so many that the lane has 32; at most the prefetch"`
 	MarketingRate     float64         `env:"MARKETING_RATE" envDefault:"0" doc:"marketing mails per second from this process (token bucket, M6-17); 0 means no limit"`
 	TicketPolicy      delivery.Policy `env:"TICKET_POLICY" envDefault:"resend" doc:"when the outcome of a try is not known: resend, hold or same-key (OB-07); a rare double ticket is better than none"`
 	MarketingPolicy   delivery.Policy `env:"MARKETING_POLICY" envDefault:"hold" doc:"the same for marketing; an advertisement nobody misses must not come twice"`
@@ -140,7 +140,7 @@ func (c Config) withDefaults() Config {
 		c.MaxAttempts = len(c.RetryDelays) + 1
 	}
 	if c.MarketingParallel == 0 {
-		const workers = 8
+		const workers = 32
 		c.MarketingParallel = max(1, workers/max(1, c.MarketingConsumers))
 	}
 	c.MarketingParallel = min(c.MarketingParallel, c.MarketingPrefetch)
