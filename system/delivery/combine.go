@@ -12,13 +12,14 @@ import (
 )
 
 // combiner makes one call of those that are asked for while calls are under way
-// (a group commit). Nobody waits for company: a question that finds fewer calls
-// under way than there may be is put at once, alone, by the one who asks. The
-// others wait for the end of a call; then the one that came first puts its own
-// and theirs.
+// (a group commit). Nobody waits for company: a question that finds no call under
+// way is put at once, alone, by the one who asks. The others wait for the end of
+// a call, or until they are a crowd and another call may be under way; then one of
+// them puts its own and theirs.
 type combiner[Q, A any] struct {
 	most    int           // questions of one call at most
 	flights int           // calls under way at most
+	crowd   int           // questions that begin a further call while one is under way
 	timeout time.Duration // of a call for several
 	id      func(Q) uuid.UUID
 	// several answers each question in order, or leaves it open (nil): then it
@@ -46,11 +47,11 @@ type question[Q, A any] struct {
 func (c *combiner[Q, A]) ask(ctx context.Context, q Q) (A, error) {
 	mine := &question[Q, A]{q: q, turn: make(chan struct{})}
 	c.mu.Lock()
-	if c.underWay < c.flights {
+	if c.mayBegin(len(c.waiting) + 1) {
 		c.underWay++
 		c.mu.Unlock()
-		defer c.pass()
-		return c.one(ctx, q)
+		c.lead(ctx, mine)
+		return c.answer(ctx, mine)
 	}
 	c.waiting = append(c.waiting, mine)
 	c.mu.Unlock()
@@ -65,8 +66,17 @@ func (c *combiner[Q, A]) ask(ctx context.Context, q Q) (A, error) {
 	if mine.leads {
 		c.lead(ctx, mine)
 	}
+	return c.answer(ctx, mine)
+}
+
+// mayBegin: a call for so many questions may begin now.
+func (c *combiner[Q, A]) mayBegin(questions int) bool {
+	return c.underWay == 0 || c.underWay < c.flights && questions >= c.crowd
+}
+
+func (c *combiner[Q, A]) answer(ctx context.Context, mine *question[Q, A]) (A, error) {
 	if mine.open {
-		return c.one(ctx, q)
+		return c.one(ctx, mine.q)
 	}
 	return mine.a, mine.err
 }
@@ -83,14 +93,16 @@ func (c *combiner[Q, A]) leave(mine *question[Q, A]) bool {
 	return true
 }
 
-// pass ends a call: the one that has waited longest may put the next.
+// pass ends a call: the one that has waited longest may put the next. Those that
+// are left waiting are led by the end of a call that is still under way.
 func (c *combiner[Q, A]) pass() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.waiting) == 0 {
-		c.underWay--
+	c.underWay--
+	if len(c.waiting) == 0 || !c.mayBegin(len(c.waiting)) {
 		return
 	}
+	c.underWay++
 	next := c.waiting[0]
 	c.waiting = slices.Delete(c.waiting, 0, 1)
 	next.leads = true

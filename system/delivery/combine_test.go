@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 )
 
 // calls is a database that answers when it is let to.
@@ -187,5 +189,80 @@ func TestCombinerFlights(t *testing.T) {
 		close(c.gate)
 		running.Wait()
 		require.Zero(t, com.underWay)
+	})
+}
+
+// With many workers a second call waits for a crowd, and is there for it: a call
+// that hangs must not hold up all others. Those who are no crowd are put when a
+// call ends.
+func TestCombinerCrowd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &calls{gate: make(chan struct{})}
+		com := c.combiner(10)
+		com.flights, com.crowd = 2, 3
+		var running sync.WaitGroup
+		ask := func(n int) {
+			for range n {
+				running.Go(func() { _, _ = com.ask(t.Context(), uuid.New()) })
+			}
+			synctest.Wait()
+		}
+		ask(1)
+		require.Len(t, c.seen, 1, "nobody waits for company")
+		ask(2)
+		require.Len(t, c.seen, 1, "two are no crowd")
+		ask(1)
+		require.Len(t, c.seen, 2)
+		require.Len(t, c.seen[1], 3, "the crowd goes together")
+		ask(2)
+		require.Len(t, c.seen, 2)
+		c.gate <- struct{}{}
+		synctest.Wait()
+		require.Len(t, c.seen, 2, "two are no crowd while a call is under way")
+		c.gate <- struct{}{}
+		synctest.Wait()
+		require.Len(t, c.seen, 3, "the last call's end leads them")
+		require.Len(t, c.seen[2], 2)
+		close(c.gate)
+		running.Wait()
+		require.Zero(t, com.underWay)
+		require.Empty(t, com.waiting)
+	})
+}
+
+// However many ask, and whoever gives up, each is answered for itself and nothing
+// is left behind.
+func TestCombinerAnswersEverybody(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		c := &calls{}
+		com := c.combiner(rapid.IntRange(1, 8).Draw(t, "most"))
+		com.flights = rapid.IntRange(1, 3).Draw(t, "flights")
+		com.crowd = rapid.IntRange(0, 8).Draw(t, "crowd")
+		workers, each := rapid.IntRange(1, 20).Draw(t, "workers"), rapid.IntRange(1, 20).Draw(t, "each")
+		impatient := rapid.IntRange(2, 9).Draw(t, "impatient")
+		var running sync.WaitGroup
+		wrong := make(chan string, workers*each)
+		for w := range workers {
+			running.Go(func() {
+				for i := range each {
+					ctx, cancel := context.WithCancel(context.Background())
+					if (w+i)%impatient == 0 {
+						go cancel()
+					}
+					id := uuid.New()
+					got, err := com.ask(ctx, id)
+					cancel()
+					if err == nil && !strings.HasSuffix(got, id.String()) {
+						wrong <- got
+					}
+				}
+			})
+		}
+		running.Wait()
+		require.Empty(t, wrong, "an answer to another's question")
+		require.Zero(t, com.underWay)
+		require.Empty(t, com.waiting)
 	})
 }

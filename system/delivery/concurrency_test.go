@@ -27,7 +27,7 @@ func TestWorkersSideBySide(t *testing.T) {
 		t.Run(string(policy)+" in groups", func(t *testing.T) {
 			t.Parallel()
 			w := newTurmoil(t, policy)
-			w.group = NewGroup(w.Store, time.Minute)
+			w.group = NewGroup(w.Store, time.Minute, 1)
 			w.run()
 		})
 	}

@@ -102,7 +102,7 @@ func (e diffEvent) runAll(ctx context.Context, s *Store, rows []Row) ([]bool, er
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(8)
 	if e.group != nil {
-		together := NewGroup(s, time.Minute)
+		together := NewGroup(s, time.Minute, 1)
 		g.SetLimit(100)
 		e.run = func(ctx context.Context, _ *Store, r Row) (bool, error) { return e.group(ctx, together, r) }
 	}

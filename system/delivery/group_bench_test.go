@@ -55,7 +55,7 @@ func benchLife(b *testing.B, workers int, grouped, stopped bool) {
 	s := New(pool, testConfig(Hold))
 	var store life = s
 	if grouped {
-		store = NewGroup(s, time.Minute)
+		store = NewGroup(s, time.Minute, workers)
 	}
 	ids := make([]uuid.UUID, 0, b.N)
 	for from := 0; from < b.N; from += 500 {

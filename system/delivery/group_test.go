@@ -19,7 +19,7 @@ import (
 func TestGroupAnswersEachWorker(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Resend)
-	g := NewGroup(b.Store, time.Minute)
+	g := NewGroup(b.Store, time.Minute, manyWorkers)
 	const rows = 300
 	ids := make([]uuid.UUID, rows)
 	for i := range ids {
@@ -111,7 +111,7 @@ func TestGroupKeepsWhatItWon(t *testing.T) {
 func TestGroupEndsWhatMayNotBeSent(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Hold)
-	g := NewGroup(b.Store, time.Minute)
+	g := NewGroup(b.Store, time.Minute, 1)
 	want := map[uuid.UUID]Status{}
 	past := time.Now().Add(-time.Minute)
 	for i := range 90 {

@@ -401,8 +401,9 @@ func (s *service) addLanes() error {
 	// All that is the lane's own, see docs/adr/0007-lanes.md.
 	marketing := laneSpec{
 		mailType: contract.Marketing, consumers: s.cfg.MarketingConsumers, prefetch: s.cfg.MarketingPrefetch,
-		parallel: s.cfg.MarketingParallel, ackWithin: marketingAckWithin, store: delivery.NewGroup(s.bulkStore, s.cfg.StatementTimeout), ring: s.bulkRing, dead: s.dead, alerts: s.bulkAlerts,
+		parallel: s.cfg.MarketingParallel, ackWithin: marketingAckWithin, ring: s.bulkRing, dead: s.dead, alerts: s.bulkAlerts,
 	}
+	marketing.store = delivery.NewGroup(s.bulkStore, s.cfg.StatementTimeout, marketing.workers())
 	marketing.dead.Ring, marketing.dead.Store, marketing.dead.Alerts = s.bulkRing, s.bulkStore, s.bulkAlerts
 	if s.cfg.MarketingRate > 0 {
 		marketing.limit = worker.NewBucket(s.cfg.MarketingRate, marketing.workers())

@@ -43,16 +43,16 @@ func TestDefaultsAreTheSpecifiedFigures(t *testing.T) {
 	require.Len(t, c.AMQPURLs, 2)
 }
 
-// Unless said otherwise marketing has as many mails at work as tickets have,
-// however many consumers they are shared among.
+// Unless said otherwise marketing has 32 mails at work, however many consumers
+// they are shared among.
 func TestMarketingMailsAtWork(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ consumers, prefetch, parallel, want string }{
-		{"2", "50", "0", "4"},
-		{"1", "50", "0", "8"},
-		{"8", "10", "0", "1"},
+		{"2", "50", "0", "16"},
+		{"1", "50", "0", "32"},
+		{"8", "10", "0", "4"},
 		{"64", "10", "0", "1"},
-		{"0", "50", "0", "8"},
+		{"0", "50", "0", "32"},
 		{"2", "1", "0", "1"},
 		{"2", "50", "16", "16"},
 		{"2", "10", "16", "10"},
