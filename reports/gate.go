@@ -66,6 +66,21 @@ func (g Gate) Red() []Criterion {
 	return red
 }
 
+// sameReason is why all of the criteria are as they are, "" where each has its
+// own: a gate whose parts did not start.
+func (g Gate) sameReason() string {
+	red := g.Red()
+	for _, c := range red {
+		if c.Reason != red[0].Reason || len(c.Findings) > 0 || len(c.Cells) > 0 {
+			return ""
+		}
+	}
+	if len(red) < 2 || len(red) < len(g.Criteria) {
+		return ""
+	}
+	return red[0].Reason
+}
+
 // Passed counts the criteria that passed.
 func (g Gate) Passed() int {
 	n := 0
@@ -219,9 +234,18 @@ func gateMarkdown(g Gate) ([]byte, error) {
 	}
 	b.WriteString("| | criterion | verdict | figure | evidence |\n|---|---|---|---|---|\n")
 	for _, c := range g.Criteria {
-		fmt.Fprintf(&b, "| %s | %s | **%s** | %s | %s |\n", c.ID, cell(c.Text), c.Verdict, cell(c.said()), cell(code(c.Evidence)))
+		said := c.said()
+		if g.sameReason() != "" {
+			said = "not judged, see below"
+		}
+		fmt.Fprintf(&b, "| %s | %s | **%s** | %s | %s |\n", c.ID, cell(c.Text), c.Verdict, cell(said), cell(code(c.Evidence)))
 	}
-	for _, c := range g.Red() {
+	red := g.Red()
+	if reason := g.sameReason(); reason != "" {
+		fmt.Fprintf(&b, "\nOf all: %s\n", oneLine(reason))
+		red = nil
+	}
+	for _, c := range red {
 		fmt.Fprintf(&b, "\n### %s %s\n\n%s\n\n", c.ID, c.Verdict, oneLine(c.Reason))
 		for _, f := range firstFindings(c.Findings) {
 			fmt.Fprintf(&b, "- **%s** %s %s: %s\n", f.Verdict, f.Invariant, f.Key, oneLine(f.Text))

@@ -241,12 +241,12 @@ func closing(out io.Writer, dir string, sum reports.Summary) {
 	for _, sc := range sum.Scenarios {
 		for _, fault := range sc.Faults {
 			if fault.Witness == "" && fault.Reason != "" {
-				fmt.Fprintf(out, "%s/%s fault %s: %s\n", sc.Name, sc.Policy, fault.Name, fault.Reason)
+				fmt.Fprintln(out, t.fit(fmt.Sprintf("%s/%s fault %s: %s", sc.Name, sc.Policy, fault.Name, fault.Reason)))
 			}
 		}
 		for _, c := range sc.Invariants {
 			if strings.HasPrefix(c.Name, "LAB-") {
-				fmt.Fprintf(out, "%s  %s\n", c.Name, c.Statement)
+				fmt.Fprintln(out, t.fit(c.Name+"  "+c.Statement))
 			}
 		}
 		for i, finding := range sc.Findings {
@@ -254,13 +254,13 @@ func closing(out io.Writer, dir string, sum reports.Summary) {
 				fmt.Fprintf(out, "  … and %d more findings in %s/%s\n", len(sc.Findings)-i, sc.Name, sc.Policy)
 				break
 			}
-			fmt.Fprintf(out, "%s %s/%s %s: %s\n", finding.Verdict, sc.Name, sc.Policy,
-				strings.TrimSpace(finding.Invariant+" "+finding.Key), finding.Text)
+			fmt.Fprintln(out, t.fit(fmt.Sprintf("%s %s/%s %s: %s", finding.Verdict, sc.Name, sc.Policy,
+				strings.TrimSpace(finding.Invariant+" "+finding.Key), finding.Text)))
 		}
 	}
-	fmt.Fprintf(out, "\n%s  seed %d, %.0f s, %s\n", t.paint(sum.Verdict), sum.Seed, sum.Seconds, reports.Parts(sum.Versions))
+	fmt.Fprintln(out, "\n"+t.fit(fmt.Sprintf("%s  seed %d, %.0f s, %s", t.paint(sum.Verdict), sum.Seed, sum.Seconds, reports.Parts(sum.Versions))))
 	if sum.NotRun != "" {
-		fmt.Fprintf(out, "no cell was run: %s\n", sum.NotRun)
+		fmt.Fprintln(out, t.fit("no cell was run: "+sum.NotRun))
 	}
 	fmt.Fprintf(out, "report: %s\n", filepath.Join(dir, "index.html"))
 }

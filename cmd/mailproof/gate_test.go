@@ -62,6 +62,7 @@ func TestAGateWhosePartsDoNotStartSaysSoOfEachCriterion(t *testing.T) {
 	body, err := os.ReadFile(page)
 	require.NoError(t, err)
 	require.Contains(t, string(body), "## Acceptance gate: harness-error")
+	require.Equal(t, 1, strings.Count(string(body), "nowhere"), "said once:\n%s", body)
 
 	// Judged again it says the same: there is no evidence that could say more.
 	cmd := checkCommand()

@@ -208,6 +208,18 @@ func TestProgressPrintsPlainLinesWhereThereIsNoTerminal(t *testing.T) {
 	require.NotContains(t, text, "\r")
 }
 
+func TestLinesFitTheTerminal(t *testing.T) {
+	t.Parallel()
+	line := "fail t6.2/hold nothing-lost ticket:0c6d: the mail of a confirmed booking is neither delivered nor visible as DEAD"
+	require.Equal(t, line, screen{}.fit(line), "a log's line stays whole")
+	require.Equal(t, line, screen{width: 200}.fit(line))
+	narrow := screen{width: 40}.fit(line)
+	for l := range strings.SplitSeq(narrow, "\n") {
+		require.LessOrEqual(t, len(l), 40, narrow)
+	}
+	require.Equal(t, strings.Fields(line), strings.Fields(narrow), "no word is lost or parted")
+}
+
 func TestProgressTellsCellsThatRunSideBySideApart(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder

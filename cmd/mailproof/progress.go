@@ -61,6 +61,27 @@ func (s screen) paint(v verify.Verdict) string {
 	return text.Colors{colour, text.Bold}.Sprint(word)
 }
 
+// fit wraps a line between words to the terminal's width, the lines after the
+// first indented; where there is no terminal a line stays whole for those who
+// search in it.
+func (s screen) fit(line string) string {
+	if s.width <= 0 || text.StringWidthWithoutEscSequences(line) <= s.width {
+		return line
+	}
+	first, rest, _ := strings.Cut(text.WrapSoft(line, s.width), "\n")
+	rest = strings.Join(strings.Fields(rest), " ")
+	return strings.TrimRight(first, " ") + "\n  " + strings.ReplaceAll(trimmedLines(text.WrapSoft(rest, s.width-2)), "\n", "\n  ")
+}
+
+// trimmedLines are without the spaces that fill them up.
+func trimmedLines(s string) string {
+	all := strings.Split(s, "\n")
+	for i := range all {
+		all[i] = strings.TrimRight(all[i], " ")
+	}
+	return strings.Join(all, "\n")
+}
+
 // progress shows how a run gets on: one line that is redrawn in a terminal,
 // plain lines elsewhere.
 type progress struct {
