@@ -479,6 +479,7 @@ func (d *document) repeat() {
 		{"RabbitMQ", v.RabbitMQ + ", 3 nodes"},
 		{"Kafka", fmt.Sprintf("%s (%s)", v.Kafka, v.KafkaKind)},
 		{"mailproof", d.Run.Revision},
+		{"how often each was measured", d.Result.repeated()},
 		{"the same arrivals again", "`" + d.Run.Command + "`"},
 		{"this document from its JSON", "`mailproof bench --render`"},
 	})
@@ -494,6 +495,39 @@ func (d *document) repeat() {
 		rows = append(rows, []any{p.Name, p.Title, fmt.Sprintf("%.0f s", p.Seconds), expected(p), fmt.Sprintf("%.2f", p.Load), outcome})
 	}
 	d.rows([]any{"part", "what", "took", "expected on two idle cores", "load average at its start", ""}, rows)
+}
+
+// repeated counts the measurements of each kind.
+func (r *Result) repeated() string {
+	var words []string
+	count := func(n int, what string) {
+		if n > 0 {
+			words = append(words, fmt.Sprintf("%s %d ×", what, n))
+		}
+	}
+	if h := r.Hops; h != nil {
+		count(len(h.Total), "hops and serial floor")
+		if h.Flooded != nil {
+			count(len(h.Flooded.Total), "hops under the flood")
+		}
+	}
+	if r.Latency != nil {
+		atOnce, inTime := r.Latency.byServer()
+		for _, lay := range atOnce {
+			count(len(lay.Repeats), layoutLabel(lay.Name))
+		}
+		for _, lay := range inTime {
+			count(len(lay.Repeats), layoutLabel(lay.Name)+" beside the slow server")
+		}
+	}
+	if r.Marketing != nil {
+		count(len(r.Marketing.Repeats), "campaign")
+	}
+	if r.Queues != nil && len(r.Queues.Cells) > 0 {
+		count(len(r.Queues.Cells[0].Bare), "bare queue")
+		count(len(r.Queues.Cells[0].Worker), "queue with notifyd")
+	}
+	return dash(strings.Join(words, ", "))
 }
 
 func expected(p PartOutcome) string {
