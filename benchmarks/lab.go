@@ -36,7 +36,12 @@ type lab struct {
 // is left running.
 func startLab(ctx context.Context, logDir string, say func(part, state string)) (*lab, error) {
 	bins, ok := target.Beside()
-	builds, err := os.MkdirTemp("", "mailproof-bench-")
+	// Beside the logs: a run that is left at once (a second Ctrl-C) leaves them
+	// where its user looks.
+	if err := os.MkdirAll(logDir, 0o755); err != nil {
+		return nil, fmt.Errorf("a folder for logs: %w", err)
+	}
+	builds, err := os.MkdirTemp(logDir, "built-")
 	if err != nil {
 		return nil, fmt.Errorf("a folder for the system's binaries: %w", err)
 	}

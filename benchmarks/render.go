@@ -527,7 +527,7 @@ func (r *Result) repeated() string {
 		count(len(r.Queues.Cells[0].Bare), "bare queue")
 		count(len(r.Queues.Cells[0].Worker), "queue with notifyd")
 	}
-	return dash(strings.Join(words, ", "))
+	return dash(strings.Join(words, "; "))
 }
 
 func expected(p PartOutcome) string {

@@ -41,10 +41,13 @@ same run, the same work done by bare clients, and writes a document with tables
 and plots. All raw samples are in the JSON beside it, from which --render writes
 the document again.
 
-About a quarter of an hour on two idle cores, about four minutes with --quick.
-Nothing else should run meanwhile: the document says how busy the machine was.
-What was measured is written after each part; Ctrl-C keeps it and stops all
-servers.
+It begins by saying how long it will take on two idle cores, and ends after a
+quarter of an hour, four minutes with --quick, whatever is left then. Nothing else
+should run meanwhile: the document says how busy the machine was. What was measured
+is written after each part; Ctrl-C keeps it and stops all servers.
+
+Exit codes: 0 all was measured, 2 interrupted, 4 something was not measured (the
+document says what), 64 a mistake in the command line.
 
 Parts: ` + strings.Join(benchmarks.Parts(), ", ") + `.`,
 		Example: `  mailproof bench                                     everything, into ` + benchDocument + `
