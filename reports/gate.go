@@ -1,9 +1,7 @@
 package reports
 
 import (
-	"bytes"
-	"encoding/json"
-	"encoding/xml"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -99,24 +97,11 @@ const ShortNote = "Shortened retry delays: AC4 and AC8 ask for 10 s, 1 min and 5
 // each whole or not at all. What $GITHUB_STEP_SUMMARY names receives gate.md
 // too: it is the page of a CI job.
 func WriteGate(dir string, g Gate) error {
-	files := []struct {
-		name string
-		make func(Gate) ([]byte, error)
-	}{
+	return writeAll(dir, "gate report", g, []output[Gate]{
 		{GateFile, gateJSON},
 		{"gate.md", gateMarkdown},
 		{"gate-junit.xml", gateJUnit},
-	}
-	for _, f := range files {
-		body, err := f.make(g)
-		if err != nil {
-			return fmt.Errorf("gate report %s: %w", f.name, err)
-		}
-		if err := replaceFile(filepath.Join(dir, f.name), body); err != nil {
-			return fmt.Errorf("gate report %s: %w", f.name, err)
-		}
-	}
-	return nil
+	})
 }
 
 // AppendJobSummary adds the gate's Markdown to the page of a GitHub job; it does
@@ -134,31 +119,16 @@ func AppendJobSummary(g Gate) error {
 	if err != nil {
 		return fmt.Errorf("the job's summary: %w", err)
 	}
-	if _, err := f.Write(append(body, '\n')); err != nil {
-		return fmt.Errorf("the job's summary: %w", errorsJoinClose(err, f))
+	_, err = f.Write(append(body, '\n'))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("the job's summary: %w", err)
 	}
-	return f.Close()
-}
-
-func errorsJoinClose(err error, f io.Closer) error {
-	_ = f.Close() // the write's error is the one to tell
-	return err
+	return nil
 }
 
 // ReadGate reads a run's gate.json. The error is os.ErrNotExist for a run that
 // was no gate.
-func ReadGate(dir string) (Gate, error) {
-	var g Gate
-	path := filepath.Join(dir, GateFile)
-	body, err := os.ReadFile(path)
-	if err != nil {
-		return g, fmt.Errorf("reading the gate: %w", err)
-	}
-	if err := json.Unmarshal(body, &g); err != nil {
-		return g, fmt.Errorf("reading %s: %w", path, err)
-	}
-	return g, nil
-}
+func ReadGate(dir string) (Gate, error) { return readJSON[Gate](filepath.Join(dir, GateFile)) }
 
 // GateLines writes one line per criterion: verdict, figure, and where the
 // evidence lies, below dir.
@@ -204,10 +174,6 @@ func more(n int) string {
 }
 
 func gateJSON(g Gate) ([]byte, error) {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
 	list := make([]Criterion, len(g.Criteria))
 	for i, c := range g.Criteria {
 		// A reader of the JSON should not have to tell null from an empty list.
@@ -217,8 +183,7 @@ func gateJSON(g Gate) ([]byte, error) {
 		list[i] = c
 	}
 	g.Criteria = list
-	err := enc.Encode(g)
-	return b.Bytes(), err
+	return indented(g)
 }
 
 func gateMarkdown(g Gate) ([]byte, error) {
@@ -267,89 +232,4 @@ func code(names []string) string {
 // cell makes a text fit for a cell of a Markdown table.
 func cell(s string) string {
 	return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s)
-}
-
-type gateSuites struct {
-	XMLName  xml.Name  `xml:"testsuites"`
-	Name     string    `xml:"name,attr"`
-	Tests    int       `xml:"tests,attr"`
-	Failures int       `xml:"failures,attr"`
-	Errors   int       `xml:"errors,attr"`
-	Skipped  int       `xml:"skipped,attr"`
-	Time     string    `xml:"time,attr"`
-	Suite    gateSuite `xml:"testsuite"`
-}
-
-type gateSuite struct {
-	Name       string          `xml:"name,attr"`
-	Tests      int             `xml:"tests,attr"`
-	Failures   int             `xml:"failures,attr"`
-	Errors     int             `xml:"errors,attr"`
-	Skipped    int             `xml:"skipped,attr"`
-	Time       string          `xml:"time,attr"`
-	Properties *gateProperties `xml:"properties,omitempty"`
-	Cases      []gateCase      `xml:"testcase"`
-}
-
-type gateProperties struct {
-	List []gateProperty `xml:"property"`
-}
-
-type gateProperty struct {
-	Name  string `xml:"name,attr"`
-	Value string `xml:"value,attr"`
-}
-
-type gateCase struct {
-	junitCase
-	Out string `xml:"system-out"`
-}
-
-// gateJUnit has one case per criterion. As in the cells' report only fail is a
-// failure; invalid, unknown and harness-error are errors.
-func gateJUnit(g Gate) ([]byte, error) {
-	suite := gateSuite{Name: "acceptance", Time: fmt.Sprintf("%.3f", g.Seconds), Properties: &gateProperties{List: []gateProperty{
-		{"seed", fmt.Sprint(g.Seed)}, {"command", printable(g.Command)}, {"short", fmt.Sprint(g.Short)},
-	}}}
-	for _, c := range g.Criteria {
-		suite.add(c)
-	}
-	all := gateSuites{
-		Name: "mailproof gate", Tests: suite.Tests, Failures: suite.Failures, Errors: suite.Errors, Skipped: suite.Skipped,
-		Time: suite.Time, Suite: suite,
-	}
-	body, err := xml.MarshalIndent(all, "", "  ")
-	return append([]byte(xml.Header), append(body, '\n')...), err
-}
-
-func (s *gateSuite) add(c Criterion) {
-	one := gateCase{junitCase: junitCase{Name: c.ID + ": " + printable(c.Text), Class: "mailproof.gate", Time: fmt.Sprintf("%.3f", c.Seconds)}}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s\n", c.ID, c.Verdict)
-	if c.Figure != "" {
-		fmt.Fprintf(&b, "%s\n", c.Figure)
-	}
-	fmt.Fprintf(&b, "cells: %s\nevidence: %s\n", strings.Join(c.Cells, ", "), strings.Join(c.Evidence, ", "))
-	one.Out = printable(b.String())
-	detail := &junitFault{Message: printable(fmt.Sprintf("%s: %s", c.Verdict, oneLine(c.Reason)))}
-	var found strings.Builder
-	for _, f := range firstFindings(c.Findings) {
-		fmt.Fprintf(&found, "%s %s %s: %s\n", f.Verdict, f.Invariant, f.Key, f.Text)
-	}
-	fmt.Fprintf(&found, "run it again: %s\n", c.Command)
-	detail.Text = printable(found.String())
-	switch c.Verdict {
-	case verify.Pass:
-	case verify.SkippedRun:
-		one.Skipped = detail
-		s.Skipped++
-	case verify.Fail:
-		one.Failure = detail
-		s.Failures++
-	default:
-		one.Error = detail
-		s.Errors++
-	}
-	s.Tests++
-	s.Cases = append(s.Cases, one)
 }

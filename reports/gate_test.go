@@ -87,15 +87,16 @@ func TestTheGateIsWrittenForMachinesAndForPeople(t *testing.T) {
 
 	junit, err := os.ReadFile(filepath.Join(dir, "gate-junit.xml"))
 	require.NoError(t, err)
-	var suites gateSuites
+	var suites junitSuites
 	require.NoError(t, xml.Unmarshal(junit, &suites), "%s", junit)
 	require.Equal(t, []int{4, 1, 1, 1}, []int{suites.Tests, suites.Failures, suites.Errors, suites.Skipped})
-	require.Len(t, suites.Suite.Cases, 4)
-	require.Contains(t, suites.Suite.Cases[0].Out, "550 of 550 mails once")
-	require.Contains(t, suites.Suite.Cases[0].Out, "t6.1-resend/history.jsonl")
-	require.Contains(t, suites.Suite.Cases[1].Failure.Text, "run it again: mailproof gate --only AC3 --seed 7")
-	require.NotNil(t, suites.Suite.Cases[2].Skipped)
-	require.Contains(t, suites.Suite.Cases[3].Error.Message, "the run holds no cell")
+	require.Len(t, suites.Suites, 1)
+	require.Len(t, suites.Suites[0].Cases, 4)
+	require.Contains(t, suites.Suites[0].Cases[0].Out, "550 of 550 mails once")
+	require.Contains(t, suites.Suites[0].Cases[0].Out, "t6.1-resend/history.jsonl")
+	require.Contains(t, suites.Suites[0].Cases[1].Failure.Text, "run it again: mailproof gate --only AC3 --seed 7")
+	require.NotNil(t, suites.Suites[0].Cases[2].Skipped)
+	require.Contains(t, suites.Suites[0].Cases[3].Error.Message, "the run holds no cell")
 }
 
 func TestARunThatWasNoGateSaysSo(t *testing.T) {

@@ -3,7 +3,6 @@ package reports
 import (
 	"bytes"
 	"encoding/json"
-	"encoding/xml"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,22 +15,28 @@ import (
 // Write puts summary.json, summary.md, junit.xml and index.html into the run's
 // folder, each whole or not at all.
 func Write(dir string, s Summary) error {
-	files := []struct {
-		name string
-		make func(Summary) ([]byte, error)
-	}{
+	return writeAll(dir, "report", s, []output[Summary]{
 		{"summary.json", jsonReport},
 		{"summary.md", markdownReport},
 		{"junit.xml", junitReport},
 		{"index.html", htmlReport},
-	}
+	})
+}
+
+// output is one file that shows a T.
+type output[T any] struct {
+	name string
+	make func(T) ([]byte, error)
+}
+
+func writeAll[T any](dir, what string, of T, files []output[T]) error {
 	for _, f := range files {
-		body, err := f.make(s)
+		body, err := f.make(of)
 		if err != nil {
-			return fmt.Errorf("report %s: %w", f.name, err)
+			return fmt.Errorf("%s %s: %w", what, f.name, err)
 		}
 		if err := replaceFile(filepath.Join(dir, f.name), body); err != nil {
-			return fmt.Errorf("report %s: %w", f.name, err)
+			return fmt.Errorf("%s %s: %w", what, f.name, err)
 		}
 	}
 	return nil
@@ -48,24 +53,28 @@ func replaceFile(path string, body []byte) error {
 }
 
 // Read reads the summary.json of a run.
-func Read(dir string) (Summary, error) {
-	var s Summary
-	body, err := os.ReadFile(filepath.Join(dir, "summary.json"))
+func Read(dir string) (Summary, error) { return readJSON[Summary](filepath.Join(dir, "summary.json")) }
+
+func readJSON[T any](path string) (v T, err error) {
+	body, err := os.ReadFile(path)
 	if err != nil {
-		return s, fmt.Errorf("reading the summary: %w", err)
+		return v, fmt.Errorf("reading a report: %w", err)
 	}
-	if err := json.Unmarshal(body, &s); err != nil {
-		return s, fmt.Errorf("reading %s: %w", filepath.Join(dir, "summary.json"), err)
+	if err := json.Unmarshal(body, &v); err != nil {
+		return v, fmt.Errorf("reading %s: %w", path, err)
 	}
-	return s, nil
+	return v, nil
 }
 
-func jsonReport(s Summary) ([]byte, error) {
+func jsonReport(s Summary) ([]byte, error) { return indented(whole(s)) }
+
+// indented is JSON for people too: "<" stays "<".
+func indented(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	err := enc.Encode(whole(s))
+	err := enc.Encode(v)
 	return b.Bytes(), err
 }
 
@@ -131,121 +140,6 @@ func markdownScenario(b *strings.Builder, sc Scenario) {
 	if sc.Verdict != verify.Pass {
 		fmt.Fprintf(b, "\nRun it again: `%s`\n", sc.Command)
 	}
-}
-
-type junitSuites struct {
-	XMLName  xml.Name     `xml:"testsuites"`
-	Name     string       `xml:"name,attr"`
-	Tests    int          `xml:"tests,attr"`
-	Failures int          `xml:"failures,attr"`
-	Errors   int          `xml:"errors,attr"`
-	Skipped  int          `xml:"skipped,attr"`
-	Time     string       `xml:"time,attr"`
-	Suites   []junitSuite `xml:"testsuite"`
-}
-
-type junitSuite struct {
-	Name     string      `xml:"name,attr"`
-	Tests    int         `xml:"tests,attr"`
-	Failures int         `xml:"failures,attr"`
-	Errors   int         `xml:"errors,attr"`
-	Skipped  int         `xml:"skipped,attr"`
-	Time     string      `xml:"time,attr"`
-	Cases    []junitCase `xml:"testcase"`
-}
-
-type junitCase struct {
-	Name    string      `xml:"name,attr"`
-	Class   string      `xml:"classname,attr"`
-	Time    string      `xml:"time,attr"`
-	Failure *junitFault `xml:"failure,omitempty"`
-	Error   *junitFault `xml:"error,omitempty"`
-	Skipped *junitFault `xml:"skipped,omitempty"`
-}
-
-type junitFault struct {
-	Message string `xml:"message,attr"`
-	Text    string `xml:",chardata"`
-}
-
-// junitReport has a suite per scenario and a case per policy. Only fail is a
-// failure; invalid, unknown and harness-error are errors, so that a dashboard
-// keeps them apart.
-func junitReport(s Summary) ([]byte, error) {
-	all := junitSuites{Name: "mailproof chaos", Time: fmt.Sprintf("%.3f", s.Seconds)}
-	index := map[string]int{}
-	for _, sc := range s.Scenarios {
-		i, seen := index[sc.Name]
-		if !seen {
-			i = len(all.Suites)
-			index[sc.Name] = i
-			all.Suites = append(all.Suites, junitSuite{Name: sc.Name})
-		}
-		all.Suites[i].add(sc)
-	}
-	for i, suite := range all.Suites {
-		var total float64
-		for _, sc := range s.Scenarios {
-			if sc.Name == suite.Name {
-				total += sc.Seconds
-			}
-		}
-		all.Suites[i].Time = fmt.Sprintf("%.3f", total)
-		all.Tests += suite.Tests
-		all.Failures += suite.Failures
-		all.Errors += suite.Errors
-		all.Skipped += suite.Skipped
-	}
-	body, err := xml.MarshalIndent(all, "", "  ")
-	return append([]byte(xml.Header), append(body, '\n')...), err
-}
-
-func (j *junitSuite) add(sc Scenario) {
-	c := junitCase{Name: sc.Name + "/" + sc.Policy, Class: "mailproof." + sc.Name, Time: fmt.Sprintf("%.3f", sc.Seconds)}
-	detail := junitDetail(sc)
-	switch sc.Verdict {
-	case verify.Pass:
-	case verify.SkippedRun:
-		c.Skipped = detail
-		j.Skipped++
-	case verify.Fail:
-		c.Failure = detail
-		j.Failures++
-	default:
-		c.Error = detail
-		j.Errors++
-	}
-	j.Tests++
-	j.Cases = append(j.Cases, c)
-}
-
-func junitDetail(sc Scenario) *junitFault {
-	d := &junitFault{Message: string(sc.Verdict)}
-	var b strings.Builder
-	for i, f := range firstFindings(sc.Findings) {
-		if i == 0 {
-			d.Message = fmt.Sprintf("%s: %s %s", sc.Verdict, f.Invariant, f.Key)
-		}
-		fmt.Fprintf(&b, "%s %s %s: %s\n", f.Verdict, f.Invariant, f.Key, f.Text)
-		for _, line := range f.Story {
-			fmt.Fprintf(&b, "    %s\n", line)
-		}
-	}
-	fmt.Fprintf(&b, "run it again: %s\n", sc.Command)
-	d.Text = printable(b.String())
-	d.Message = printable(d.Message)
-	return d
-}
-
-// printable drops what XML 1.0 cannot hold: control characters and bytes that
-// are no UTF-8.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r == utf8.RuneError || r < 0x20 && r != '\n' && r != '\t' || r == 0xFFFE || r == 0xFFFF {
-			return -1
-		}
-		return r
-	}, s)
 }
 
 // maxFindings of one scenario are shown to people; summary.json has them all.
