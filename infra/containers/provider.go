@@ -99,15 +99,9 @@ func Available(ctx context.Context) error {
 
 // Start brings up the parts of spec side by side.
 func (p *Provider) Start(ctx context.Context, spec infra.Spec) (_ infra.Stack, err error) {
-	if spec.LogDir == "" {
-		return nil, errors.New("infra.Spec.LogDir is empty")
-	}
-	spec = withDefaults(spec)
-	if spec.LogDir, err = filepath.Abs(spec.LogDir); err != nil {
+	spec = spec.WithDefaults()
+	if err := spec.MakeLogDir(); err != nil {
 		return nil, err
-	}
-	if err := os.MkdirAll(spec.LogDir, 0o755); err != nil {
-		return nil, fmt.Errorf("make the directory of the logs: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -129,19 +123,6 @@ func (p *Provider) Start(ctx context.Context, spec infra.Spec) (_ infra.Stack, e
 		return nil, fmt.Errorf("make a network for the containers: %w", err)
 	}
 	return s, s.start(ctx, p.images, spec)
-}
-
-func withDefaults(spec infra.Spec) infra.Spec {
-	if !spec.Postgres && !spec.RabbitMQ && !spec.Kafka {
-		spec.Postgres, spec.RabbitMQ, spec.Kafka = true, true, true
-	}
-	if spec.RabbitNodes == 0 {
-		spec.RabbitNodes = 3
-	}
-	if spec.Progress == nil {
-		spec.Progress = func(string, string) {}
-	}
-	return spec
 }
 
 func (s *Stack) start(ctx context.Context, images Images, spec infra.Spec) error {

@@ -90,16 +90,7 @@ func (s *Stack) Mend(ctx context.Context) error {
 		nodes[i] = n
 	}
 	s.mu.Unlock()
-	if err := infra.MendNodes(ctx, nodes...); err != nil {
-		return fmt.Errorf("mend the stack: %w", err)
-	}
-	if s.rabbitmq == nil {
-		return nil
-	}
-	if err := s.rabbitmq.Mend(ctx); err != nil {
-		return fmt.Errorf("mend the stack: %w", err)
-	}
-	return nil
+	return infra.Mend(ctx, s.RabbitMQ(), nodes...)
 }
 
 // Stop removes every container, its data and the network, and ends the guarded

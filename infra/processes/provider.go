@@ -58,12 +58,12 @@ func (*Provider) Name() string { return "processes" }
 
 // Start brings up the parts of spec side by side.
 func (p *Provider) Start(ctx context.Context, spec infra.Spec) (infra.Stack, error) {
-	spec = withDefaults(spec)
+	spec = spec.WithDefaults()
 	if err := p.check(spec); err != nil {
 		return nil, err
 	}
-	if err := makeLogDir(&spec); err != nil {
-		return nil, fmt.Errorf("make the directory of the logs: %w", err)
+	if err := spec.MakeLogDir(); err != nil {
+		return nil, err
 	}
 	g, err := guardian.Start(ctx, filepath.Join(spec.LogDir, "guardian.log"))
 	if err != nil {
@@ -78,34 +78,9 @@ func (p *Provider) Start(ctx context.Context, spec infra.Spec) (infra.Stack, err
 	return s, nil
 }
 
-// makeLogDir also makes the path absolute: the guardian, which opens the logs,
-// works in another directory.
-func makeLogDir(spec *infra.Spec) (err error) {
-	if spec.LogDir, err = filepath.Abs(spec.LogDir); err != nil {
-		return err
-	}
-	return os.MkdirAll(spec.LogDir, 0o755)
-}
-
-func withDefaults(spec infra.Spec) infra.Spec {
-	if !spec.Postgres && !spec.RabbitMQ && !spec.Kafka {
-		spec.Postgres, spec.RabbitMQ, spec.Kafka = true, true, true
-	}
-	if spec.RabbitNodes == 0 {
-		spec.RabbitNodes = 3
-	}
-	if spec.Progress == nil {
-		spec.Progress = func(string, string) {}
-	}
-	return spec
-}
-
 // check refuses before anything is started.
 func (p *Provider) check(spec infra.Spec) error {
 	var errs []error
-	if spec.LogDir == "" {
-		errs = append(errs, errors.New("infra.Spec.LogDir is empty"))
-	}
 	if spec.Postgres && p.paths.PostgresBin == "" {
 		errs = append(errs, fmt.Errorf("no Postgres server (%d or newer) found: run \"mailproof setup\"", setup.MinPostgres))
 	}

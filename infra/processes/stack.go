@@ -77,16 +77,7 @@ func (s *Stack) Mend(ctx context.Context) error {
 	if s.rabbitmq != nil {
 		nodes = append(nodes, s.rabbitmq.Nodes()...)
 	}
-	if err := infra.MendNodes(ctx, nodes...); err != nil {
-		return fmt.Errorf("mend the stack: %w", err)
-	}
-	if s.rabbitmq == nil {
-		return nil
-	}
-	if err := s.rabbitmq.Mend(ctx); err != nil {
-		return fmt.Errorf("mend the stack: %w", err)
-	}
-	return nil
+	return infra.Mend(ctx, s.RabbitMQ(), nodes...)
 }
 
 // Stop ends every node and every guarded process, and removes the data.
