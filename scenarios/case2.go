@@ -22,23 +22,23 @@ const (
 	// The API takes throttleLimit requests within throttleWindow and asks who is
 	// one too many to come again after as long: longer than the first delay
 	// between tries, so that a system which keeps to its own delays is seen.
-	throttleLimit  = 240
+	throttleLimit  = 150
 	throttleWindow = 3 * time.Second
 
 	// lastingMails are marketing without an end, handed over before the outage;
 	// staleMails are handed over while the broker is away, and are worth sending
 	// for staleAfter: by the time it is back nobody wants them.
-	lastingMails = 360
+	lastingMails = 330
 	staleMails   = 300
 	staleAfter   = 6 * time.Second
 	// drainRate is marketing's token bucket, mails per second: far below what the
 	// API takes, so that tickets find room, and so low that the campaign lasts for
 	// a minute: a busy machine has that long for the tickets.
-	drainRate = 6
+	drainRate = 5
 	// backlogFloor tickets, and as many marketing mails, are to wait when the
 	// broker is back. The outage lasts until outageTickets do.
 	backlogFloor  = 200
-	outageTickets = 300
+	outageTickets = 200
 )
 
 const (
