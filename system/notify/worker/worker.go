@@ -12,6 +12,9 @@
 //   - The final dot is not sent once the lease is over, judged by the monotonic
 //     clock right before it (a process that was stopped and continued sent in
 //     13 of 20 tries without this).
+//   - A server that takes no more for now (429) is left alone by the whole lane
+//     for as long as it asked, a minute at most, and the mail has lost no try
+//     by it (OB-10).
 //   - While Postgres or RabbitMQ is away the delivery is held: never acked,
 //     never requeued (AC8, TRAP-M6-2).
 //   - Every branch ends in an ack, a crash or the end of the process (M6-18,
