@@ -497,11 +497,11 @@ func goldens() []golden {
 			}
 			m.claimed("notifyd-1.w1").try().sent()
 		})},
-		{invariant: "throttle-is-honoured", name: "tried again before it was asked to", mode: sameKey, text: "asked to wait for 2s", build: one(func(m *mail) {
+		{invariant: "throttle-is-honoured", name: "tried again before it was asked to", mode: sameKey, text: "and to wait for 2s", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(throttle(2 * time.Second)).spared(simDelays[0]).w.pass(time.Second)
 			m.claimed("notifyd-1.w1").try(overHTTP).sent()
 		})},
-		{invariant: "throttle-is-honoured", name: "a refusal of the mail names a time, and is not heeded", mode: sameKey, text: "asked to wait for 2s", build: one(func(m *mail) {
+		{invariant: "throttle-is-honoured", name: "a refusal of the mail names a time, and is not heeded", mode: sameKey, text: "and to wait for 2s", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(throttle(2*time.Second), func(a *history.Attempt) { a.Reply = "503 service_unavailable" }).failed()
 			m.claimed("notifyd-1.w1").try(overHTTP).sent()
 		})},

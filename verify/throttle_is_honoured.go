@@ -64,8 +64,8 @@ func told(a *history.Attempt) (at, until int64) {
 func checkComesBack(e *Evidence, m *Mail, a, next *history.Attempt, r *report) {
 	// A process that ended may have read the refusal and not written it down.
 	if at, until := told(a); next.From < until && e.struckBeforeSettled(m, a, next.From) == "" {
-		r.breach(m.Key, "attempt %d began %s after attempt %d, which was asked to wait for %s: %s",
-			next.ID, time.Duration(next.From-at).Round(time.Millisecond), a.ID, a.RetryAfter, a.Reply)
+		r.breach(m.Key, "attempt %d began %s after attempt %d, which was told %s and to wait for %s",
+			next.ID, time.Duration(next.From-at).Round(time.Millisecond), a.ID, code(a), a.RetryAfter)
 	}
 }
 
@@ -112,9 +112,12 @@ func checkCostsNothing(e *Evidence, m *Mail, a *history.Attempt, r *report) {
 		held, known := number(mv.Before, column)
 		left, both := number(mv.New, column)
 		if known && both && left >= held && e.struckBeforeSettled(m, a, mv.At) == "" {
-			r.breach(m.Key, "attempt %d was answered %q and cost one of its attempts: %d before the claim, %d after it, %s (commit %d)",
-				a.ID, a.Reply, held-1, left, mv.To, mv.Order)
+			r.breach(m.Key, "attempt %d was answered %s and cost one of its attempts: %d before the claim, %d after it, %s (commit %d)",
+				a.ID, code(a), held-1, left, mv.To, mv.Order)
 		}
 		return
 	}
 }
+
+// code is a reply's number; what an API writes behind it is long.
+func code(a *history.Attempt) string { return a.Reply[:min(3, len(a.Reply))] }
