@@ -76,6 +76,9 @@ func brokerOutage() Scenario {
 	s.System.Env = map[string]string{
 		"NOTIFYD_MARKETING_RATE":     fmt.Sprint(drainRate),
 		"NOTIFYD_MARKETING_PREFETCH": "10",
+		// As many as tickets have. Its bucket holds as many tokens at most, so that
+		// much marketing may leave at once.
+		"NOTIFYD_MARKETING_PARALLEL": "4",
 	}
 	s.Faults = func(b *Bench) []faults.Fault {
 		w := newWaiting(b)
