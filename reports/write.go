@@ -58,7 +58,7 @@ func Read(dir string) (Summary, error) { return readJSON[Summary](filepath.Join(
 func readJSON[T any](path string) (v T, err error) {
 	body, err := os.ReadFile(path)
 	if err != nil {
-		return v, fmt.Errorf("reading a report: %w", err)
+		return v, fmt.Errorf("%s is no folder of a finished run (such as runs/latest): %w", filepath.Dir(path), err)
 	}
 	if err := json.Unmarshal(body, &v); err != nil {
 		return v, fmt.Errorf("reading %s: %w", path, err)

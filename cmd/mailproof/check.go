@@ -20,7 +20,12 @@ func checkCommand() *cobra.Command {
 again; those of a gate too, when the run was one. It starts nothing and asks
 nothing of a running system.`,
 		Example: "  mailproof check runs/latest",
-		Args:    cobra.ExactArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errors.New("check: name one folder of a run, such as runs/latest")
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			sum, err := scenarios.JudgeAgain(args[0])
 			if err != nil {

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -132,7 +133,7 @@ func (f *smtpFlags) run(ctx context.Context, out io.Writer) (err error) {
 	}
 	srv, err := smtp.Start(opt)
 	if err != nil {
-		return err
+		return taken(err, "--smtp and --http choose other addresses")
 	}
 	export, err := export(srv, f.ledger)
 	if err != nil {
@@ -149,6 +150,14 @@ func (f *smtpFlags) run(ctx context.Context, out io.Writer) (err error) {
 	}
 	closed := srv.Close()
 	return errors.Join(err, closed, export.close())
+}
+
+// taken adds what to do to the error of an address that is in use.
+func taken(err error, do string) error {
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%w; %s", err, do)
+	}
+	return err
 }
 
 // exporter appends finished rows to a file.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/smtp"
 	"os"
 	"path/filepath"
@@ -30,6 +31,16 @@ func execute(ctx context.Context, out io.Writer, args ...string) error {
 
 // TestFakeThenJudge runs the server as a user would, sends with retries, and
 // judges from the exported ledger alone.
+// TestAnAddressInUse says which flag chooses another.
+func TestAnAddressInUse(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer busy.Close()
+	addr := busy.Addr().String()
+	require.ErrorContains(t, execute(t.Context(), io.Discard, "fake", "smtp", "--smtp", addr), "--smtp and --http choose other")
+	require.ErrorContains(t, execute(t.Context(), io.Discard, "fake", "resend", "--listen", addr), "--listen and --control choose other")
+}
+
 func TestFakeThenJudge(t *testing.T) {
 	dir := t.TempDir()
 	rules, ledger, keys := filepath.Join(dir, "rules.json"), filepath.Join(dir, "ledger.jsonl"), filepath.Join(dir, "keys.txt")

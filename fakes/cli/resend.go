@@ -84,7 +84,7 @@ func (f *resendFlags) run(ctx context.Context, out io.Writer) error {
 	}
 	srv, err := resendapi.Start(opt)
 	if err != nil {
-		return err
+		return taken(err, "--listen and --control choose other addresses")
 	}
 	export, err := export(srv, f.ledger)
 	if err != nil {

@@ -173,9 +173,14 @@ func fold(name string, tries []ledger.Attempt) Mail {
 	return m
 }
 
+// heard reports whether the sender can have read the answer. The kernel takes an
+// answer also for a connection whose far end was seen closed: that of a sender
+// which was killed while the server held its session.
+func heard(a ledger.Attempt) bool { return a.ReplyWritten && !a.PeerGone }
+
 func told(a ledger.Attempt) string {
 	switch {
-	case !a.ReplyWritten:
+	case !heard(a):
 		return "nothing"
 	case a.Code > 0:
 		return fmt.Sprint(a.Code)
@@ -227,8 +232,10 @@ func whyDoubled(m Mail) string {
 			switch {
 			case a.Breach:
 				return "sent again after " + m.Told[i] + ", which the server said although it had stored it, by script"
-			case a.ReplyWritten && a.Code < 300:
+			case heard(a) && a.Code < 300:
 				return "sent again after a 250"
+			case a.ReplyWritten && a.PeerGone:
+				return "sent again after the sender of a stored mail was gone before its answer"
 			}
 		}
 	}
@@ -240,13 +247,13 @@ func (r *Report) count(tries []ledger.Attempt) {
 	accepted := map[string]bool{}
 	for _, a := range tries {
 		r.Tries++
-		if !a.ReplyWritten {
+		if !heard(a) {
 			r.Silent++
 		}
 		if accepted[a.Recipient] {
 			r.Needless++
 		}
-		if a.ReplyWritten && a.Code >= 200 && a.Code < 300 {
+		if heard(a) && a.Code >= 200 && a.Code < 300 {
 			accepted[a.Recipient] = true
 		}
 	}
@@ -315,8 +322,11 @@ func keptOr(a ledger.Attempt) string {
 }
 
 func toldWhole(a ledger.Attempt) string {
-	if a.ReplyWritten {
+	switch {
+	case heard(a):
 		return "told \"" + a.Reply + "\""
+	case a.ReplyWritten:
+		return "gone when \"" + a.Reply + "\" was written"
 	}
 	return "told nothing"
 }

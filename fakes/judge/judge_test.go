@@ -68,6 +68,21 @@ func TestEachKindOfEnd(t *testing.T) {
 	require.Contains(t, out.String(), "[stored:drop]")
 }
 
+// TestASenderThatWasGoneReadNothing: the kernel takes an answer also for one that
+// was killed while the server held its session. Its second try is not needless.
+func TestASenderThatWasGoneReadNothing(t *testing.T) {
+	gone := func(a *ledger.Attempt) { accepted(a); a.PeerGone, a.Fault = true, "stored:hold" }
+	r, err := Judge([]string{"k"}, []ledger.Attempt{row(1, "k", gone), row(2, "k", accepted)}, Key)
+	require.NoError(t, err)
+	require.Equal(t, []string{"nothing", "250"}, r.Doubled[0].Told)
+	require.Equal(t, "sent again after the sender of a stored mail was gone before its answer", r.Doubled[0].Why)
+	require.Zero(t, r.Needless)
+	require.Equal(t, 1, r.Silent)
+	var out strings.Builder
+	require.NoError(t, r.Write(&out, 0))
+	require.Contains(t, out.String(), `try 1 by w to k@x: stored, gone when "250 ok" was written [stored:hold]`)
+}
+
 func TestByRecipient(t *testing.T) {
 	r, err := Judge([]string{"a@x", "b@x"}, []ledger.Attempt{row(1, "a", accepted), row(2, "b", silent), row(3, "b", accepted)}, Auto)
 	require.NoError(t, err)

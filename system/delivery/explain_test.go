@@ -175,6 +175,17 @@ func explainOnly(t *testing.T, s *Store, sql string, args ...any) {
 	require.NoError(t, rows.Err())
 }
 
+// TestThePlansAreDocumented: a statement that is new or has another name wants
+// another "make plans".
+func TestThePlansAreDocumented(t *testing.T) {
+	t.Parallel()
+	document, err := os.ReadFile(filepath.Join("..", "..", "docs", "statement-plans.md"))
+	require.NoError(t, err)
+	for _, name := range statementNames(t) {
+		require.Regexp(t, `(?m)^\| `+name+`( \+ event)? \|`, string(document), "make plans was not run since %s is there", name)
+	}
+}
+
 // statementNames are the first lines of the statements of the package.
 func statementNames(t *testing.T) []string {
 	t.Helper()
