@@ -81,6 +81,9 @@ func (r *runner) latencyPart(ctx context.Context) error {
 		}
 		// A layout that fails costs its own line only.
 		if err := r.measureLayout(ctx, v); err != nil {
+			if ctx.Err() == nil {
+				r.say("latency: %s failed: %v", v.name, err)
+			}
 			errs = append(errs, fmt.Errorf("%s: %w", v.name, err))
 		}
 	}

@@ -298,7 +298,7 @@ func (d *document) latency() {
 		return
 	}
 	d.line("### The same with a mail server that takes %s for each mail", millis(float64(slow[0].MailMillis)))
-	d.line("Above the mail server answers at once: no connection is ever waited for, and one pool looks no worse than two. Here %d marketing "+
+	d.line("Above the mail server answers at once: a connection is free again before many wait for it, and one pool looks little worse than two. Here %d marketing "+
 		"mails are at work side by side in every layout, %d are queued, and the cores are not what binds. With one pool those %d stand in "+
 		"line for the connections that tickets need, and a ticket stands behind them; with a pool for each lane (M6-17) a ticket finds a "+
 		"connection free.", l.SlowParallel, l.SlowFlood, l.SlowParallel)
