@@ -19,7 +19,7 @@ const (
 	drainRate  = 550
 	intakeRate = 5000
 	// slowestDrain, per second, is what a bound allows for.
-	slowestDrain = 350
+	slowestDrain = 250
 	rawTime      = 12 * time.Second // of all raw stages
 	refillTime   = time.Second      // of a bare queue
 )
