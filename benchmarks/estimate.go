@@ -16,7 +16,7 @@ const (
 	systemTime = 2500 * time.Millisecond
 	floorTime  = time.Second
 	// drainRate of marketing mails, and intakeRate of a campaign, per second.
-	drainRate  = 550
+	drainRate  = 900
 	intakeRate = 5000
 	// slowestDrain, per second, is what a bound allows for.
 	slowestDrain = 250

@@ -31,7 +31,7 @@ type variant struct {
 }
 
 const (
-	splitTitle   = "split: a queue and a pool for each lane (as it ships)"
+	splitTitle   = "split: a queue and a pool for each lane, a token bucket on marketing (as it ships)"
 	onePoolTitle = "one pool of connections for both, no bucket"
 )
 
@@ -39,14 +39,9 @@ const (
 func (s size) variants() []variant {
 	all := []variant{
 		{name: layoutSplit, title: splitTitle, repeats: s.splitRepeats, flood: s.flood, idle: layoutIdle},
+		{name: layoutNoBucket, title: "split, no bucket", env: noBucket(), repeats: s.otherRepeats, flood: s.flood},
 		{name: layoutOnePool, title: onePoolTitle, mutant: layoutOnePool, repeats: s.otherRepeats, flood: s.flood},
-		{name: layoutOneQueue, title: "naive: one queue, one pool", mutant: layoutOneQueue, repeats: 1, flood: s.flood, behind: true},
-	}
-	if s.bucket {
-		all = append(all, variant{
-			name: layoutBucket, title: "split, with a token bucket of " + bucketRate + " mails/s",
-			env: map[string]string{"NOTIFYD_MARKETING_RATE": bucketRate}, repeats: s.otherRepeats, flood: s.flood,
-		})
+		{name: layoutOneQueue, title: "naive: one queue, one pool, no bucket", mutant: layoutOneQueue, env: noBucket(), repeats: 1, flood: s.flood, behind: true},
 	}
 	many := map[string]string{"NOTIFYD_MARKETING_PARALLEL": strconv.Itoa(slowParallel)}
 	return append(all,

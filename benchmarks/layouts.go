@@ -9,7 +9,7 @@ import (
 const (
 	layoutIdle     = "idle"
 	layoutSplit    = "split"
-	layoutBucket   = "bucket"
+	layoutNoBucket = "no-bucket"
 	layoutOnePool  = "one-pool"
 	layoutOneQueue = "one-queue"
 
@@ -33,15 +33,14 @@ const (
 	marketingConsumers = 2
 )
 
-// bucketRate is the token bucket's of the layout that has one: below what the
-// marketing lane reaches alone on two cores, so that it binds.
-const bucketRate = "400"
+// noBucket takes the marketing lane's token bucket away.
+func noBucket() map[string]string { return map[string]string{"NOTIFYD_MARKETING_RATE": "0"} }
 
 // layoutLabel is a layout's name in a plot, whose title tells the mail server.
 func layoutLabel(name string) string {
 	switch name = strings.TrimPrefix(name, slow); name {
-	case layoutBucket:
-		return "split, with a token bucket"
+	case layoutNoBucket:
+		return "split, no bucket"
 	case layoutOnePool:
 		return "one pool"
 	case layoutOneQueue:

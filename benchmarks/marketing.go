@@ -57,7 +57,7 @@ func (r *runner) marketingPart(ctx context.Context) error {
 }
 
 func (r *runner) campaignRun(ctx context.Context) error {
-	s, err := r.lab.start(ctx, systemConfig{what: "marketing"})
+	s, err := r.lab.start(ctx, systemConfig{what: "marketing", env: noBucket()})
 	if err != nil {
 		return err
 	}

@@ -123,6 +123,7 @@ func consumeOn(conn *amqp091.Connection, queue string, prefetch int) (<-chan amq
 // it go and counts what arrives.
 func (r *runner) workerRate(ctx context.Context, consumers, prefetch int) (float64, error) {
 	env := patientEnv()
+	maps.Copy(env, noBucket())
 	maps.Copy(env, map[string]string{
 		"NOTIFYD_MARKETING_CONSUMERS": fmt.Sprint(consumers), "NOTIFYD_MARKETING_PREFETCH": fmt.Sprint(prefetch),
 	})

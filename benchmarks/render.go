@@ -390,7 +390,7 @@ func (d *document) marketing() {
 	for _, rep := range m.Repeats {
 		accept = append(accept, rep.AcceptSeconds)
 	}
-	d.line("%d mails in one campaign, from the call to the last mail at the mail server: %s mails/s; the system had taken all of "+
+	d.line("%d mails in one campaign, without the token bucket, from the call to the last mail at the mail server: %s mails/s; the system had taken all of "+
 		"them over after %s s. The system and its parts used %.0f %% of all cores, all programs together %.0f %%.",
 		m.Mails, spreadOf(m.rates()), spreadOf(accept), 100*m.busy(d.Machine.Cores), 100*m.machineBusy())
 	system, raw := m.cpuPerMail(), m.rawCPU()

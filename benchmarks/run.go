@@ -47,14 +47,13 @@ type size struct {
 	// ticketBound is how long the last ticket of a stretch is waited for.
 	ticketBound  time.Duration
 	floodTickets int
-	flood        int  // marketing mails of a campaign
-	floodedHops  int  // repeats of the hops under the flood
-	splitRepeats int  // of the layout that ships
-	otherRepeats int  // of those that it is compared with
-	bucket       bool // one of them has a token bucket
-	slowFlood    int  // marketing mails where the mail server takes time
-	slowRepeats  int  // of the layouts there
-	campaigns    int  // whole campaigns, one after the other
+	flood        int // marketing mails of a campaign
+	floodedHops  int // repeats of the hops under the flood
+	splitRepeats int // of the layout that ships
+	otherRepeats int // of those that it is compared with
+	slowFlood    int // marketing mails where the mail server takes time
+	slowRepeats  int // of the layouts there
+	campaigns    int // whole campaigns, one after the other
 	rawMails     int
 
 	prefetch, consumers []int
@@ -83,7 +82,7 @@ func sizeOf(quick bool) size {
 		repeats: 3, idleTickets: 100, ticketRate: 10,
 		deadTickets: 100, deadDelays: []time.Duration{time.Second, 2 * time.Second, 4 * time.Second},
 		ticketBound: 90 * time.Second, floodTickets: 100, flood: 50_000, floodedHops: 2, splitRepeats: 2, otherRepeats: 2,
-		bucket: true, slowFlood: 10_000, slowRepeats: 2, campaigns: 1, rawMails: 20_000,
+		slowFlood: 10_000, slowRepeats: 2, campaigns: 2, rawMails: 20_000,
 		prefetch: []int{1, 10, 50, 100}, consumers: []int{1, 2, 8},
 		bareRepeats: 2, bareMessages: 15_000, bareFor: time.Second, workerMails: 3000, workerFor: 3 * time.Second,
 		partBound: 8 * time.Minute, runBound: 15 * time.Minute,

@@ -29,7 +29,7 @@ func BenchmarkMarketing(b *testing.B) {
 	p, err := target.StartPipeline(b.Context(), target.PipelineConfig{
 		Stack: shared.stack, Name: fmt.Sprintf("bench%d", b.N), SMTPAddr: server.Addr(), LogDir: b.TempDir(), Binaries: shared.binaries,
 		RetryDelays: []time.Duration{time.Second}, MaxAttempts: 2,
-		Env: map[string]string{"NOTIFYD_MARKETING_PARALLEL": cmp.Or(os.Getenv("MARKETING_PARALLEL"), "0")},
+		Env: map[string]string{"NOTIFYD_MARKETING_RATE": "0", "NOTIFYD_MARKETING_PARALLEL": cmp.Or(os.Getenv("MARKETING_PARALLEL"), "0")},
 	})
 	if err != nil {
 		b.Fatal(err)

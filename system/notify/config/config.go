@@ -77,7 +77,7 @@ type Config struct {
 	// What a crash leaves in doubt, and the connections that the mail server must
 	// bear, are consumers × this.
 	MarketingParallel int             `env:"MARKETING_PARALLEL" envDefault:"0" doc:"marketing mails at work side by side in each consumer, each over an SMTP connection of its own; 0 means so many that the lane has 32; at most the prefetch"`
-	MarketingRate     float64         `env:"MARKETING_RATE" envDefault:"0" doc:"marketing mails per second from this process (token bucket, M6-17); 0 means no limit"`
+	MarketingRate     float64         `env:"MARKETING_RATE" envDefault:"500" doc:"marketing mails per second from this process (token bucket, M6-17), so that tickets find a machine that is not full; 0 means no limit"`
 	TicketPolicy      delivery.Policy `env:"TICKET_POLICY" envDefault:"resend" doc:"when the outcome of a try is not known: resend, hold or same-key (OB-07); a rare double ticket is better than none"`
 	MarketingPolicy   delivery.Policy `env:"MARKETING_POLICY" envDefault:"hold" doc:"the same for marketing; an advertisement nobody misses must not come twice"`
 
