@@ -46,10 +46,14 @@ func writeAll[T any](dir, what string, of T, files []output[T]) error {
 // half a report.
 func replaceFile(path string, body []byte) error {
 	tmp := path + ".tmp"
-	if err := os.WriteFile(tmp, body, 0o644); err != nil {
-		return err
+	err := os.WriteFile(tmp, body, 0o644)
+	if err == nil {
+		err = os.Rename(tmp, path)
 	}
-	return os.Rename(tmp, path)
+	if err != nil {
+		_ = os.Remove(tmp) // half a file on a full disk is in the way
+	}
+	return err
 }
 
 // Read reads the summary.json of a run.
