@@ -514,6 +514,10 @@ func goldens() []golden {
 			m.confirmed().claimed("notifyd-1.w1").try(throttle(100 * time.Millisecond)).failed()
 			m.claimed("notifyd-1.w1").try(overHTTP).sent()
 		})},
+		{invariant: "throttle-is-honoured", name: "put off for an hour", mode: sameKey, text: "asked to wait for 100ms, and the mail is put off for 1h0m0", build: one(func(m *mail) {
+			m.confirmed().claimed("notifyd-1.w1").try(throttle(100 * time.Millisecond)).spared(time.Hour).w.pass(time.Hour)
+			m.claimed("notifyd-1.w1").try(overHTTP).sent()
+		})},
 		{invariant: "throttle-is-honoured", name: "dead of throttles", mode: sameKey, text: "2 before the claim, 3 after it, DEAD", build: one(func(m *mail) {
 			m.confirmed().claimed("notifyd-1.w1").try(refuse("451 later")).failed().claimed("notifyd-1.w1").try(refuse("451 later")).failed()
 			m.claimed("notifyd-1.w1").try(throttle(100 * time.Millisecond)).dead()

@@ -9,7 +9,7 @@ import (
 
 var throttleIsHonoured = rule{
 	name: "throttle-is-honoured",
-	statement: "A receiver that asks to come again later (Retry-After) is heeded: its mail is not tried before that. " +
+	statement: "A receiver that asks to come again later (Retry-After) is heeded: its mail is not tried before that, nor put off for much longer. " +
 		"One that takes no more for now (HTTP 429) is heeded by the whole client, which begins with no other mail either; and the try costs the mail none of its attempts (OB-10).",
 	needs: needsWAL,
 	check: func(e *Evidence, r *report) {
@@ -101,19 +101,27 @@ func claimOf(m *Mail, a *history.Attempt) (at int64) {
 	return at
 }
 
-// checkCostsNothing looks at the first change of the row after the claim.
+// checkCostsNothing looks at the first change of the row after the claim: the try
+// was given back, and the mail is put off for what was asked and not much more.
 func checkCostsNothing(e *Evidence, m *Mail, a *history.Attempt, r *report) {
-	column := e.Columns.Mails.Attempts
+	c := e.Columns.Mails
 	for i := range m.Moves {
 		mv := &m.Moves[i]
 		if mv.From != stSending || mv.To == stSending || mv.At <= a.From {
 			continue
 		}
-		held, known := number(mv.Before, column)
-		left, both := number(mv.New, column)
+		held, known := number(mv.Before, c.Attempts)
+		left, both := number(mv.New, c.Attempts)
 		if known && both && left >= held && e.struckBeforeSettled(m, a, mv.At) == "" {
 			r.breach(m.Key, "attempt %d was answered %s and cost one of its attempts: %d before the claim, %d after it, %s (commit %d)",
 				a.ID, code(a), held-1, left, mv.To, mv.Order)
+		}
+		due, err := parsePGTime(mv.New[c.NextAttemptAt])
+		if err != nil || mv.To != stFailed {
+			return // checkDueTimes of retry-discipline reads it again
+		}
+		if got := due.Sub(mv.CommitAt); got > a.RetryAfter+delaySlack {
+			r.breach(m.Key, "attempt %d was asked to wait for %s, and the mail is put off for %s (commit %d)", a.ID, a.RetryAfter, got.Round(time.Millisecond), mv.Order)
 		}
 		return
 	}
