@@ -209,16 +209,6 @@ func (r *Recorder) remember(err error) {
 	}
 }
 
-// Flush hands what was recorded so far to the operating system.
-func (r *Recorder) Flush() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return ErrClosed
-	}
-	return r.flush()
-}
-
 // Close writes everything to disk. It returns the first error of the
 // recorder's life, refusals included. A second call does nothing.
 func (r *Recorder) Close() error {

@@ -40,12 +40,7 @@ var packageOf = map[string]string{
 	Maven:    "maven",
 }
 
-// NewPlan looks at the machine and changes nothing.
-func NewPlan(ctx context.Context) Plan {
-	m := thisMachine()
-	return m.plan(ctx, Check(ctx))
-}
-
+// plan looks at the machine and changes nothing.
 func (m *machine) plan(ctx context.Context, items []Item) Plan {
 	p := Plan{DownloadMB: -1, OnDiskMB: -1}
 	for _, i := range items {

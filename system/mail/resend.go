@@ -20,10 +20,6 @@ import (
 	"time"
 )
 
-// ResendKeyLifetime is how long Resend remembers an idempotency key. A request
-// that comes later is a new mail (OB-09); the caller must not make one.
-const ResendKeyLifetime = 24 * time.Hour
-
 // DefaultResendIdleLimit is shorter than what servers and proxies in front of
 // them usually allow.
 const DefaultResendIdleLimit = 20 * time.Second
@@ -62,8 +58,8 @@ func headerText(s string) bool {
 	return s != "" && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
-// ParseResendURL checks the address of the API.
-func ParseResendURL(s string) (*url.URL, error) {
+// parseResendURL checks the address of the API.
+func parseResendURL(s string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil:
@@ -120,7 +116,7 @@ var _ EmailSender = (*ResendSender)(nil)
 // NewResendSender makes a sender; it connects with the first mail.
 func NewResendSender(cfg ResendConfig) (*ResendSender, error) {
 	cfg = cfg.withDefaults()
-	u, err := ParseResendURL(cfg.URL)
+	u, err := parseResendURL(cfg.URL)
 	if err == nil {
 		err = cfg.validate()
 	}

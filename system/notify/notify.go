@@ -533,7 +533,7 @@ func (s *service) operator() dlq.Operator {
 	audit := dlq.Audit{DB: s.pool}
 	return dlq.Operator{
 		Store: s.store, DB: s.pool, Ring: s.ring, Audit: audit, Log: s.log,
-		Limits: dlq.Limits{Statement: s.cfg.StatementTimeout}, Clerk: s.clerk(audit),
+		Limits: dlq.Limits{Statement: s.cfg.StatementTimeout}, Cleaner: s.cleaner(audit),
 	}
 }
 
@@ -547,19 +547,19 @@ func (s *service) campaigns() *campaign.Service {
 	})
 }
 
-func (s *service) clerk(audit dlq.Audit) dlq.Clerk {
-	return dlq.Clerk{
-		Box:  dlq.BrokerBox{URLs: s.cfg.AMQPURLs, Name: "notifyd-" + s.cfg.Instance + " dead letters"},
-		Rows: s.store, Discards: audit, Ring: s.ring, Count: s.metrics, Log: s.log,
+func (s *service) cleaner(audit dlq.Audit) dlq.Cleaner {
+	return dlq.Cleaner{
+		Queue: dlq.BrokerQueue{URLs: s.cfg.AMQPURLs, Name: "notifyd-" + s.cfg.Instance + " dead letters"},
+		Rows:  s.store, Discards: audit, Ring: s.ring, Count: s.metrics, Log: s.log,
 	}
 }
 
 // watchLetters keeps the dead-letter queue true to the table.
 func (s *service) watchLetters(ctx context.Context) {
-	clerk, seen := s.clerk(dlq.Audit{DB: s.pool}), dlq.Unseen()
+	cleaner, seen := s.cleaner(dlq.Audit{DB: s.pool}), dlq.Unseen()
 	for patience.Sleep(ctx, s.cfg.DLQInterval) == nil {
 		var err error
-		if seen, err = clerk.Watch(ctx, seen); err != nil && ctx.Err() == nil {
+		if seen, err = cleaner.Watch(ctx, seen); err != nil && ctx.Err() == nil {
 			s.log.Warn("dead letters not looked through, the next round goes on", "error", err)
 		}
 	}

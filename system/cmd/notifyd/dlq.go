@@ -165,7 +165,7 @@ func tidyCommand(out io.Writer) *cobra.Command {
 		Use: "tidy", Short: "Bring the dead-letter queue in line with the table, as notifyd does by itself", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return operate(cmd, func(ctx context.Context, o dlq.Operator) error {
-				tally, err := o.Clerk.Tidy(ctx, nil)
+				tally, err := o.Cleaner.Tidy(ctx, nil)
 				if err != nil {
 					return err
 				}

@@ -157,9 +157,9 @@ func TestDeliveryLimitLetterOfALiveMail(t *testing.T) {
 	_, err := p.pool.Exec(t.Context(), `UPDATE notifications SET published_at = coalesce(published_at, now())`)
 	require.NoError(t, err)
 	// How many deliveries a limit of one allows is the broker's to say.
-	box := dlq.BrokerBox{URLs: strings.Split(p.env["NOTIFYD_AMQP_URLS"], ","), Name: "test"}
+	queue := dlq.BrokerQueue{URLs: strings.Split(p.env["NOTIFYD_AMQP_URLS"], ","), Name: "test"}
 	p.eventually("the broker gave the message up", func() (bool, string) {
-		letters, err := box.Count(t.Context())
+		letters, err := queue.Count(t.Context())
 		require.NoError(t, err)
 		if letters == 0 && n.ended() {
 			n = p.launch("failpoint", nil)

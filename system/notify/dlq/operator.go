@@ -38,20 +38,20 @@ var ErrInvalid = errors.New("not a valid request")
 // one transaction → doorbell, confirmed → dead letter removed. A crash leaves
 //
 //	before the transaction   nothing done
-//	before the doorbell      a waiting row with a letter: the clerk of notifyd, or the
+//	before the doorbell      a waiting row with a letter: the cleaner of notifyd, or the
 //	                         next command, rings for it; the sweeper would too
-//	before the letter        a letter too many: the clerk removes it
+//	before the letter        a letter too many: the cleaner removes it
 //
 // so a replay that was cut off is simply run again. A mail that was sent
 // meanwhile is not DEAD and therefore not moved (AC7).
 type Operator struct {
-	Store  *delivery.Store
-	DB     Beginner
-	Ring   doorbell.Ringer
-	Clerk  Clerk
-	Audit  Audit
-	Log    *slog.Logger
-	Limits Limits
+	Store   *delivery.Store
+	DB      Beginner
+	Ring    doorbell.Ringer
+	Cleaner Cleaner
+	Audit   Audit
+	Log     *slog.Logger
+	Limits  Limits
 }
 
 // Limits of what one request may ask for.
@@ -196,7 +196,7 @@ func (o Operator) Replay(ctx context.Context, req ReplayRequest) (Report, error)
 	// Also when nothing was moved: of two replays at once each may have met
 	// letters of mails that only the other moved.
 	var tidyErr error
-	report.Letters, tidyErr = o.Clerk.Tidy(ctx, rung)
+	report.Letters, tidyErr = o.Cleaner.Tidy(ctx, rung)
 	failpoint.At(fpReplayTidied)
 	return report, errors.Join(err, tidyErr)
 }
@@ -332,7 +332,7 @@ func (o Operator) Discard(ctx context.Context, req DiscardRequest) (Report, erro
 	}
 	failpoint.At(fpDiscarded)
 	var tidyErr error
-	report.Letters, tidyErr = o.Clerk.Tidy(ctx, nil)
+	report.Letters, tidyErr = o.Cleaner.Tidy(ctx, nil)
 	return report, errors.Join(err, tidyErr)
 }
 

@@ -30,8 +30,8 @@ type Letter struct {
 	Remove func() error
 }
 
-// Box opens the dead-letter queue.
-type Box interface {
+// Queue opens the dead-letter queue.
+type Queue interface {
 	// Open begins a pass over what is in the queue now.
 	Open(ctx context.Context) (Pass, error)
 	// Count is how many letters wait.
@@ -69,7 +69,7 @@ type Tally struct {
 	Unreadable  int `json:"unreadable"`  // no row: kept for people
 }
 
-// Clerk keeps the dead-letter queue true to the table: a letter stays while its
+// Cleaner keeps the dead-letter queue true to the table: a letter stays while its
 // row is DEAD, one letter for each row.
 //
 //   - A row that is alive gets a doorbell, confirmed, and then its letter is
@@ -81,8 +81,8 @@ type Tally struct {
 //
 // The row is read after its letter was got: a row that dies again meanwhile gets
 // a letter of its own, behind this one.
-type Clerk struct {
-	Box      Box
+type Cleaner struct {
+	Queue    Queue
 	Rows     Rows
 	Discards Discards
 	Ring     doorbell.Ringer
@@ -95,8 +95,8 @@ const chunk = 100
 
 // Tidy makes one pass. rung are rows whose doorbell the caller has just rung:
 // they need none from here.
-func (c Clerk) Tidy(ctx context.Context, rung map[uuid.UUID]bool) (tally Tally, err error) {
-	pass, err := c.Box.Open(ctx)
+func (c Cleaner) Tidy(ctx context.Context, rung map[uuid.UUID]bool) (tally Tally, err error) {
+	pass, err := c.Queue.Open(ctx)
 	if err != nil {
 		return tally, err
 	}
@@ -132,7 +132,7 @@ func next(ctx context.Context, pass Pass) ([]Letter, error) {
 	return out, nil
 }
 
-func (c Clerk) judge(ctx context.Context, letters []Letter, rung, kept map[uuid.UUID]bool, tally *Tally) error {
+func (c Cleaner) judge(ctx context.Context, letters []Letter, rung, kept map[uuid.UUID]bool, tally *Tally) error {
 	ids := make([]uuid.UUID, len(letters))
 	for i, l := range letters {
 		ids[i] = idOf(l.Body)
@@ -190,7 +190,7 @@ func idOf(body []byte) uuid.UUID {
 	return id
 }
 
-func (c Clerk) revive(ctx context.Context, l Letter, row delivery.Row) error {
+func (c Cleaner) revive(ctx context.Context, l Letter, row delivery.Row) error {
 	if err := c.Ring.Ring(ctx, doorbell.Main(doorbell.Of(row))); err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ func (c Clerk) revive(ctx context.Context, l Letter, row delivery.Row) error {
 	return nil
 }
 
-// Seen is what a round of [Clerk.Watch] left behind.
+// Seen is what a round of [Cleaner.Watch] left behind.
 type Seen struct {
 	Letters int // in the queue
 	Dead    int // rows
@@ -218,13 +218,13 @@ func Unseen() Seen { return Seen{Letters: -1, Dead: -1} }
 // last round left behind. The rows count too: a replay that died before it came
 // to its letter, and whose mail was sent all the same, leaves the queue as it
 // was. Nothing changed costs one question to the broker and one to the database.
-func (c Clerk) Watch(ctx context.Context, seen Seen) (Seen, error) {
+func (c Cleaner) Watch(ctx context.Context, seen Seen) (Seen, error) {
 	// Rows first: one that dies after this question is noticed by the next round.
 	dead, err := c.Rows.CountDead(ctx)
 	if err != nil {
 		return seen, err
 	}
-	n, err := c.Box.Count(ctx)
+	n, err := c.Queue.Count(ctx)
 	if err != nil || seen == (Seen{Letters: n, Dead: dead}) {
 		return seen, err
 	}

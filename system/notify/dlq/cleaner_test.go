@@ -93,10 +93,10 @@ func newDesk() *desk {
 	return &desk{rows: map[uuid.UUID]delivery.Row{}, discarded: map[uuid.UUID]int64{}, revived: map[string]int{}}
 }
 
-func (d *desk) clerk() Clerk {
+func (d *desk) cleaner() Cleaner {
 	log := slog.New(slog.DiscardHandler)
 	quick := patience.Backoff{First: time.Microsecond, Max: time.Microsecond}
-	return Clerk{Box: d, Rows: d, Discards: d, Count: d, Log: log, Ring: doorbell.Ringer{Publisher: d, Backoff: quick, Log: log, Count: d}}
+	return Cleaner{Queue: d, Rows: d, Discards: d, Count: d, Log: log, Ring: doorbell.Ringer{Publisher: d, Backoff: quick, Log: log, Count: d}}
 }
 
 // letter puts a letter of a row in a state into the queue.
@@ -128,7 +128,7 @@ func TestALetterStaysWhileItsRowIsDead(t *testing.T) {
 	diedAgain := d.letter(delivery.Dead, "")
 	d.discarded[diedAgain] = 1 // of an earlier death
 
-	tally, err := d.clerk().Tidy(t.Context(), nil)
+	tally, err := d.cleaner().Tidy(t.Context(), nil)
 	require.NoError(t, err)
 	require.Equal(t, Tally{Removed: 4, Republished: 2, Kept: 2, Unreadable: 2}, tally)
 	require.Equal(t, []int{1, 2, 3, 4, 5, 8}, d.removed)
@@ -141,7 +141,7 @@ func TestARowJustRungForIsNotRungAgain(t *testing.T) {
 	t.Parallel()
 	d := newDesk()
 	id := d.letter(delivery.Pending, "")
-	tally, err := d.clerk().Tidy(t.Context(), map[uuid.UUID]bool{id: true})
+	tally, err := d.cleaner().Tidy(t.Context(), map[uuid.UUID]bool{id: true})
 	require.NoError(t, err)
 	require.Equal(t, Tally{Removed: 1}, tally)
 	require.Empty(t, d.rung)
@@ -156,7 +156,7 @@ func TestNoLetterGoesBeforeItsDoorbell(t *testing.T) {
 	d.failRing = true
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	_, err := d.clerk().Tidy(ctx, nil)
+	_, err := d.cleaner().Tidy(ctx, nil)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Empty(t, d.removed)
 	require.Equal(t, 1, d.closed)
@@ -166,14 +166,14 @@ func TestAnUnchangedQueueIsNotOpened(t *testing.T) {
 	t.Parallel()
 	d := newDesk()
 	d.letter(delivery.Dead, "")
-	seen, err := d.clerk().Watch(t.Context(), Unseen())
+	seen, err := d.cleaner().Watch(t.Context(), Unseen())
 	require.NoError(t, err)
 	require.Equal(t, Seen{Letters: 1, Dead: 1}, seen)
-	seen, err = d.clerk().Watch(t.Context(), seen)
+	seen, err = d.cleaner().Watch(t.Context(), seen)
 	require.NoError(t, err)
 	require.Equal(t, 1, d.passes)
 	d.letter(delivery.Sent, "")
-	_, err = d.clerk().Watch(t.Context(), seen)
+	_, err = d.cleaner().Watch(t.Context(), seen)
 	require.NoError(t, err)
 	require.Equal(t, 2, d.passes)
 }
@@ -184,12 +184,12 @@ func TestALetterOfAMailThatWasReplayedIsNoticed(t *testing.T) {
 	t.Parallel()
 	d := newDesk()
 	id := d.letter(delivery.Dead, "")
-	seen, err := d.clerk().Watch(t.Context(), Unseen())
+	seen, err := d.cleaner().Watch(t.Context(), Unseen())
 	require.NoError(t, err)
 	row := d.rows[id]
 	row.Status = delivery.Sent
 	d.rows[id] = row
-	seen, err = d.clerk().Watch(t.Context(), seen)
+	seen, err = d.cleaner().Watch(t.Context(), seen)
 	require.NoError(t, err)
 	require.Equal(t, Seen{}, seen)
 	require.Equal(t, []int{0}, d.removed)
@@ -213,7 +213,7 @@ func TestTidyingAnyQueue(t *testing.T) {
 			}
 			ids = append(ids, d.letter(rapid.SampledFrom(states).Draw(t, "state"), ""))
 		}
-		if _, err := d.clerk().Tidy(context.Background(), nil); err != nil {
+		if _, err := d.cleaner().Tidy(context.Background(), nil); err != nil {
 			t.Fatal(err)
 		}
 		left := map[uuid.UUID]int{}

@@ -12,19 +12,19 @@ import (
 	"mailproof/system/contract"
 )
 
-// BrokerBox is the dead-letter queue of a RabbitMQ broker. Each pass has a
+// BrokerQueue is the dead-letter queue of a RabbitMQ broker. Each pass has a
 // connection of its own: closing it is what gives letters back.
-type BrokerBox struct {
+type BrokerQueue struct {
 	URLs []string
 	Name string // shown by the broker's tools
 }
 
-// boxLimit bounds each answer of the broker; a stopped one says nothing.
-const boxLimit = 10 * time.Second
+// answerLimit bounds each answer of the broker; a stopped one says nothing.
+const answerLimit = 10 * time.Second
 
 // Open begins a pass over as many letters as there are now: those that are
 // given back, or published, meanwhile are left to the next one.
-func (b BrokerBox) Open(ctx context.Context) (Pass, error) {
+func (b BrokerQueue) Open(ctx context.Context) (Pass, error) {
 	p, err := b.open(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", contract.QueueDLQ, err)
@@ -33,7 +33,7 @@ func (b BrokerBox) Open(ctx context.Context) (Pass, error) {
 }
 
 // Count asks how many letters wait.
-func (b BrokerBox) Count(ctx context.Context) (int, error) {
+func (b BrokerQueue) Count(ctx context.Context) (int, error) {
 	p, err := b.open(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("count %s: %w", contract.QueueDLQ, err)
@@ -41,12 +41,12 @@ func (b BrokerBox) Count(ctx context.Context) (int, error) {
 	return p.left, p.Close()
 }
 
-func (b BrokerBox) open(ctx context.Context) (*boxPass, error) {
+func (b BrokerQueue) open(ctx context.Context) (*brokerPass, error) {
 	conn, err := b.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p := &boxPass{conn: conn}
+	p := &brokerPass{conn: conn}
 	err = p.within(ctx, func() error {
 		if p.ch, err = conn.Channel(); err != nil {
 			return err
@@ -61,7 +61,7 @@ func (b BrokerBox) open(ctx context.Context) (*boxPass, error) {
 	return p, nil
 }
 
-func (b BrokerBox) dial(ctx context.Context) (*amqp091.Connection, error) {
+func (b BrokerQueue) dial(ctx context.Context) (*amqp091.Connection, error) {
 	failed := errors.New("no broker is configured")
 	first := rand.IntN(max(len(b.URLs), 1))
 	for i := range b.URLs {
@@ -71,7 +71,7 @@ func (b BrokerBox) dial(ctx context.Context) (*amqp091.Connection, error) {
 		props := amqp091.NewConnectionProperties()
 		props.SetClientConnectionName(b.Name)
 		conn, err := amqp091.DialConfig(b.URLs[(first+i)%len(b.URLs)], amqp091.Config{
-			Dial: amqp091.DefaultDial(boxLimit), Heartbeat: boxLimit, Properties: props,
+			Dial: amqp091.DefaultDial(answerLimit), Heartbeat: answerLimit, Properties: props,
 		})
 		if err == nil {
 			return conn, nil
@@ -81,14 +81,14 @@ func (b BrokerBox) dial(ctx context.Context) (*amqp091.Connection, error) {
 	return nil, failed
 }
 
-type boxPass struct {
+type brokerPass struct {
 	conn *amqp091.Connection
 	ch   *amqp091.Channel
 	left int
 }
 
 // Next gets the next letter. It is not acked: it stays with this connection.
-func (p *boxPass) Next(ctx context.Context) (Letter, bool, error) {
+func (p *brokerPass) Next(ctx context.Context) (Letter, bool, error) {
 	if p.left == 0 {
 		return Letter{}, false, nil
 	}
@@ -111,8 +111,8 @@ func (p *boxPass) Next(ctx context.Context) (Letter, bool, error) {
 
 // Close gives back what was not removed. Acks were written before it and are
 // handled before it.
-func (p *boxPass) Close() error {
-	err := p.conn.CloseDeadline(time.Now().Add(boxLimit))
+func (p *brokerPass) Close() error {
+	err := p.conn.CloseDeadline(time.Now().Add(answerLimit))
 	if err != nil && !errors.Is(err, amqp091.ErrClosed) {
 		return fmt.Errorf("close %s: %w", contract.QueueDLQ, err)
 	}
@@ -121,8 +121,8 @@ func (p *boxPass) Close() error {
 
 // within ends the connection, and with it the call, when ctx ends or the broker
 // says nothing: amqp091-go's calls know no context.
-func (p *boxPass) within(ctx context.Context, f func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, boxLimit)
+func (p *brokerPass) within(ctx context.Context, f func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = p.conn.CloseDeadline(time.Now().Add(time.Second)) })
 	defer stop()
