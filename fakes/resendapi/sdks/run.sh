@@ -3,6 +3,9 @@
 # for Go and Node, which are installed into a folder of their own and removed
 # again. Needs Go, Node and npm.
 set -euo pipefail
+for tool in go node npm; do
+  command -v "$tool" >/dev/null || { echo "missing: $tool (on Debian: apt-get install nodejs npm)" >&2; exit 3; }
+done
 here=$(cd "$(dirname "$0")" && pwd)
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
