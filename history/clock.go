@@ -46,10 +46,22 @@ func (h *History) pairClocks() {
 		add(h.Final.At, h.Final.Wall)
 	}
 	slices.SortStableFunc(h.pairs, func(a, b clockPair) int { return cmp.Compare(a.mono, b.mono) })
+	for i := 1; i < len(h.pairs); i++ {
+		a, b := h.pairs[i-1], h.pairs[i]
+		if jump := time.Duration((b.wall - a.wall) - (b.mono - a.mono)); jump.Abs() > h.jump.Abs() {
+			h.jump = jump
+		}
+	}
 	// Where the wall clock was set back, only what follows the jump can still
 	// be told apart.
 	h.pairs = slices.CompactFunc(h.pairs, func(a, b clockPair) bool { return b.wall <= a.wall || b.mono <= a.mono })
 }
+
+// ClockJump is the most by which the wall clock went ahead of the monotonic one
+// between two pairs of readings, negative where it was set back. What NTP does to
+// a clock in the minutes of a run is some ten milliseconds; after a jump nobody
+// can place a commit on the run's time base, see [History.Monotonic].
+func (h *History) ClockJump() time.Duration { return h.jump }
 
 // Monotonic places an instant of the wall clock, a commit's for example, on the
 // run's time base. Two clocks drift apart by some ten milliseconds in an hour,

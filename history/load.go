@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 )
 
 // History is a run's evidence, grouped and in order.
@@ -29,6 +30,7 @@ type History struct {
 	Start, End int64
 	// pairs of the two clocks, in order; both rise.
 	pairs []clockPair
+	jump  time.Duration // see ClockJump
 	// Problems are lines that could not be read or contradict themselves.
 	Problems []Problem
 }

@@ -28,6 +28,10 @@ var ErrClosed = errors.New("the history is closed")
 // are kept here too: the first record is the meta, there is one meta and one
 // final, and a client has one operation open at a time.
 type Recorder struct {
+	// Clock is the time base of the records, set before the first one; nil means
+	// [Now].
+	Clock func() int64
+
 	mu      sync.Mutex
 	file    *os.File
 	buf     *bufio.Writer
@@ -107,7 +111,7 @@ func (r *Recorder) Note(format string, args ...any) error {
 
 // Record appends any record.
 func (r *Recorder) Record(rec Record) error {
-	stampWall(&rec)
+	r.stampWall(&rec)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -123,8 +127,12 @@ func (r *Recorder) Record(rec Record) error {
 // stampWall pairs the record's time with the wall clock, where a record has
 // room for it and the caller left it empty: the pairs place what other clocks
 // stamped, a commit for one, on the run's time base.
-func stampWall(rec *Record) {
-	wall := func() time.Time { return time.Now().Add(time.Duration(rec.T - Now())) }
+func (r *Recorder) stampWall(rec *Record) {
+	clock := r.Clock
+	if clock == nil {
+		clock = Now
+	}
+	wall := func() time.Time { return time.Now().Add(time.Duration(rec.T - clock())) }
 	switch {
 	case rec.Meta != nil && rec.Meta.Wall.IsZero():
 		m := *rec.Meta

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -37,6 +36,7 @@ type marketing struct {
 	id         string
 	recipients []string
 	keys       []string
+	pace       time.Duration // that a call takes at least; 0: as fast as it goes
 
 	stopReading context.CancelFunc
 	reading     sync.WaitGroup
@@ -74,7 +74,7 @@ func (m *marketing) handOver(ctx context.Context, expires time.Time) (target.Cam
 		outcome := m.op(ctx, "campaign", &history.Campaign{ID: m.id, Recipients: m.recipients, Keys: m.keys, ExpiresAt: expires}, func(ctx context.Context, c *history.Campaign) history.OpOutcome {
 			var outcome history.OpOutcome
 			result, outcome, why = m.target.CampaignWhy(ctx, target.CampaignRequest{
-				ID: m.id, ExpiresAt: expires, Recipients: slices.Values(m.recipients),
+				ID: m.id, ExpiresAt: expires, Recipients: m.paced(ctx),
 			})
 			c.New, c.Known = result.New, result.Known
 			return outcome

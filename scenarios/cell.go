@@ -104,6 +104,7 @@ func (x *cellRun) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	journal.Clock = x.clock
 	x.journal = journal
 	x.record(history.Record{T: x.clock(), Kind: history.KindMeta, Meta: x.meta()})
 	x.enter("start")

@@ -214,6 +214,7 @@ func All(d Draw) []Scenario {
 		permanentErrors(),
 		dlqReplay(),
 		flood(),
+		campaigns(),
 		labs(),
 		leaderLost(),
 		rabbitMQ(),

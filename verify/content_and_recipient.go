@@ -41,7 +41,7 @@ func checkSubject(e *Evidence, m *Mail, o *history.Op, a *history.Attempt, r *re
 		return
 	}
 	mark := cmp.Or(o.Booking, o.Recipient)
-	if mark != "" && !strings.Contains(a.Subject, mark) {
+	if mark != "" && !strings.Contains(strings.ToLower(a.Subject), strings.ToLower(mark)) {
 		r.breach(m.Key, "the subject of attempt %d is %q, and should name %s: the mail is another's", a.ID, a.Subject, mark)
 	}
 }

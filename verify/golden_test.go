@@ -198,6 +198,23 @@ func goldens() []golden {
 			},
 		},
 		{
+			invariant: "well-formed-history", name: "the clock was set forward", mode: hold, verdict: verify.HarnessError, text: "1h0m0s during the run",
+			build: func(w *world) {
+				w.mail("b1").delivered()
+				w.process("notifyd-1", "ready")
+				w.records[len(w.records)-1].Process.Wall = w.wall().Add(time.Hour)
+			},
+		},
+		{
+			invariant: "well-formed-history", name: "the clock was set back", mode: hold, verdict: verify.HarnessError, text: "jumped by -1m0s",
+			build: func(w *world) {
+				w.process("notifyd-1", "ready")
+				w.mail("b1").delivered()
+				w.process("notifyd-2", "ready")
+				w.records[len(w.records)-1].Process.Wall = w.wall().Add(-time.Minute)
+			},
+		},
+		{
 			invariant: "well-formed-history", name: "a row was not read", mode: hold, verdict: verify.HarnessError, text: "none was read at the end",
 			build: delivered, edit: func(w *world) { w.final.Rows = nil },
 		},

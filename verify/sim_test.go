@@ -88,7 +88,7 @@ func (w *world) add(r history.Record) { w.records = append(w.records, r) }
 
 func (w *world) phase(name string) {
 	w.step()
-	w.add(history.Record{T: w.now, Kind: history.KindPhase, Phase: &history.Phase{Name: name}})
+	w.add(history.Record{T: w.now, Kind: history.KindPhase, Phase: &history.Phase{Name: name, Wall: w.wall()}})
 }
 
 func (w *world) process(name, event string) {
@@ -337,6 +337,7 @@ func (w *world) rest() *world {
 	w.phase("judge")
 	w.pass(20 * time.Millisecond)
 	f := &w.final
+	f.Wall = w.wall()
 	for _, m := range w.mails {
 		m.leave(f)
 	}

@@ -78,6 +78,25 @@ func TestLatencyCountsWhatNeverCame(t *testing.T) {
 	require.Equal(t, verify.Counts{Confirmed: 21, Delivered: 18, Lost: 2, Cancelled: 1}, res.Counts)
 }
 
+// A client that came to its call two seconds late, since the one before it hung,
+// has waited for two seconds more: what counts is when it meant to call.
+func TestLatencyCountsFromTheIntendedTime(t *testing.T) {
+	t.Parallel()
+	w := newWorld("hold", "plain")
+	for i := range 10 {
+		m := w.mail(simName(i))
+		o := m.op("confirm", history.OpOK)
+		if i >= 4 {
+			o.Intended -= int64(2 * time.Second)
+		}
+		m.relayed().arrives().claimed("notifyd-1.w1").try().sent()
+	}
+	res := w.rest().judge()
+	requirePass(t, res)
+	require.InDelta(t, 2005, res.Latency.P50, 10)
+	require.InDelta(t, 2005, res.Latency.P95, 10)
+}
+
 func rounded(l verify.Latency) verify.Latency {
 	l.P50 = float64(int(l.P50 + 0.5))
 	return l

@@ -34,11 +34,18 @@ func checkWellFormed(e *Evidence, r *report) {
 		harness("", "there is no final record: the run ended before what was left had been read")
 		return
 	}
+	if jump := e.ClockJump(); jump.Abs() > clockTolerance {
+		harness("", "the machine's wall clock jumped by %s during the run: no commit can be told to lie before or after anything", jump.Round(time.Millisecond))
+	}
 	checkParams(e.Meta.Params, harness)
 	checkClients(e, harness)
 	checkWhole(e, harness)
 	checkLogEnds(e, harness)
 }
+
+// clockTolerance absorbs that the two clocks are read one after the other, with
+// whatever a busy machine does in between, and what NTP does.
+const clockTolerance = 2 * time.Second
 
 type harnessFinding func(key, format string, args ...any)
 
