@@ -204,7 +204,9 @@ func (t *telling) Witness(ctx context.Context) (faults.Witness, error) {
 	if t.err != nil {
 		return faults.Witness{}, t.err
 	}
-	return faults.Witness{Text: "expected outcome: " + t.stage.story.want + "; " + seenMark + t.seen, Count: 1}, nil
+	// What a story does to its customer's mail, nobody else asked for.
+	keys := []string{t.stage.Target.Key(t.stage.booking.ID, 1)}
+	return faults.Witness{Text: "expected outcome: " + t.stage.story.want + "; " + seenMark + t.seen, Count: 1, Keys: keys}, nil
 }
 
 // judgeLabs compares what each story saw with what must be seen.
