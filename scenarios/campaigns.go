@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	faultCampaigns = "two-callers"
+	faultTwoCallers = "two-callers"
 
 	campaignReaders = 4000
 	// campaignCall is how long one call's body takes to be written at least: longer
@@ -46,7 +46,7 @@ func campaigns() Scenario {
 		Load:       Load{Baseline: 20, Bookings: 520, PerSecond: 25},
 		// A reader who does not exist must meet the server that says so.
 		FaultsUntilSettled: true,
-		FaultNames:         []string{"refusals", "kill-at-random", faultCampaigns},
+		FaultNames:         []string{"refusals", "kill-at-random", faultTwoCallers},
 		Quiesce:            2 * time.Minute,
 		Expect:             55 * time.Second,
 		Judge:              judgeCampaigns,
@@ -149,7 +149,7 @@ func (m *marketing) paced(ctx context.Context) iter.Seq[string] {
 	}
 }
 
-func (*twoCallers) Name() string            { return faultCampaigns }
+func (*twoCallers) Name() string            { return faultTwoCallers }
 func (*twoCallers) Target() string          { return "campaign" }
 func (c *twoCallers) Available() error      { return c.callers[0].available() }
 func (c *twoCallers) Done() <-chan struct{} { return c.done }

@@ -172,7 +172,7 @@ func TestSelect(t *testing.T) {
 		}
 		return got
 	}
-	require.Len(t, cells(), 27, "without those on demand")
+	require.Len(t, cells(), 28, "without those on demand")
 	require.Equal(t, []string{"t6.2/resend", "t6.2/hold"}, cells("t6.2"))
 	require.Equal(t, []string{"t6.2/hold"}, cells("t6.2/hold"))
 	require.Equal(t, []string{"t6.7/same-key-http"}, cells("t6.7/same-key-http"))
