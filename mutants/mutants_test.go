@@ -29,7 +29,7 @@ func TestEveryMutantNamesACellAndAnInvariant(t *testing.T) {
 	require.NoError(t, err)
 	// Beside the checkers, what single scenarios judge by themselves.
 	known := append(verify.Names(), "exact-tries", "no-hot-loop", "woken-sends-nothing", "dead-at-once", "outlives-leader", "ticket-latency",
-		"cancel-ends-as-it-must", "told-is-true", "parked-and-alerted", "flood-flows")
+		"cancel-ends-as-it-must", "told-is-true", "parked-and-alerted", "flood-flows", "urgent-first")
 	for _, m := range all {
 		chosen, err := scenarios.Select(scenarios.All(scenarios.Draw{}), []string{m.Scenario})
 		require.NoError(t, err, m.Name)
