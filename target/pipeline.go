@@ -501,6 +501,9 @@ func (p *Pipeline) Environment(process string) []string {
 	return nil
 }
 
+// Binaries are the programs that run, wherever they were found or built.
+func (p *Pipeline) Binaries() Binaries { return p.cfg.Binaries }
+
 // Key is the dedupe key of a booking's ticket mail.
 func (*Pipeline) Key(booking string, generation int) string {
 	return contract.TicketKey(booking, generation)

@@ -103,7 +103,7 @@ func writeEnv(dir string, p *target.Pipeline, fake string) (string, error) {
 			}
 		}
 	}
-	fmt.Fprintf(&b, "export PATH=%s:\"$PATH\"\n", quote(filepath.Join(dir, "bin")))
+	fmt.Fprintf(&b, "export PATH=%s:\"$PATH\"\n", quote(filepath.Dir(p.Binaries().Notifyd)))
 	fmt.Fprintf(&b, "export BOOKINGD=http://%s NOTIFYD=http://%s FAKE=%s\n", p.Addr("bookingd-1"), p.Addr("notifyd-1"), fake)
 	path := filepath.Join(dir, "env")
 	// Only for the one who started it: the URLs carry passwords.
