@@ -47,6 +47,7 @@ import (
 	"mailproof/system/notify/worker"
 	"mailproof/system/observe"
 	"mailproof/system/outbox"
+	"mailproof/system/plans"
 )
 
 // Pool opens a pool whose every statement is bounded on both sides of the wire.
@@ -71,6 +72,7 @@ func poolOf(ctx context.Context, cfg config.Config, suffix string, most int32) (
 	c.ConnConfig.RuntimeParams["statement_timeout"] = ms
 	// The net of A1-08: nothing here holds a transaction open.
 	c.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = ms
+	plans.Steady(c.ConnConfig.RuntimeParams)
 	pool, err := pgxpool.NewWithConfig(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("database pool: %w", err)

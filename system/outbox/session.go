@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+
+	"mailproof/system/plans"
 )
 
 // session is the relay's own connection. While it lives and has locked, it
@@ -106,6 +108,7 @@ func openSession(ctx context.Context, cfg *Config) (*session, error) {
 	cc.RuntimeParams["statement_timeout"] = millis(cfg.QueryTimeout)
 	// A cut link is noticed by the server too, when it has something to say.
 	cc.RuntimeParams["tcp_user_timeout"] = millis(cfg.SessionTimeout)
+	plans.Steady(cc.RuntimeParams)
 
 	ctx, cancel := context.WithTimeout(ctx, cfg.QueryTimeout)
 	defer cancel()

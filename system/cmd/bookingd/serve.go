@@ -20,6 +20,7 @@ import (
 	"mailproof/system/booking"
 	"mailproof/system/observe"
 	"mailproof/system/outbox"
+	"mailproof/system/plans"
 )
 
 const (
@@ -113,6 +114,7 @@ func openPool(cfg config) (*pgxpool.Pool, error) {
 	// Nothing waits for the network inside a transaction; if something ever
 	// does, this ends it (A1-08).
 	pc.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = timeout
+	plans.Steady(pc.ConnConfig.RuntimeParams)
 	pool, err := pgxpool.NewWithConfig(context.Background(), pc) // the pool ends by Close
 	if err != nil {
 		return nil, fmt.Errorf("database: %w", err)
