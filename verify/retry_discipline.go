@@ -84,7 +84,7 @@ func checkGaps(e *Evidence, m *Mail, r *report) {
 		if refusedForGood(a) && !a.Breach {
 			// The refusal may have been read by a process that could not write it
 			// down.
-			if e.struckBeforeSettled(m, a, next.From) != "" {
+			if e.struckBeforeSettled(m, a, next.From) != "" || m.byOlderHolder(a, next) {
 				continue
 			}
 			r.breach(m.Key, "attempt %d was made after attempt %d had been refused for good: %s", next.ID, a.ID, a.Reply)
@@ -92,6 +92,29 @@ func checkGaps(e *Evidence, m *Mail, r *report) {
 		}
 		checkGap(e, m, a, next, number, r)
 	}
+}
+
+// byOlderHolder reports that next was made under a claim older than that of a, and
+// got no further than the envelope: a sender that stood still since before its
+// lease was over goes on where it was, and stops before its dot, which
+// dot-within-lease demands. The row had been claimed twice before a, by another
+// client than next's at last, and was not claimed between the two.
+func (m *Mail) byOlderHolder(a, next *history.Attempt) bool {
+	if next.DotAt > 0 || next.Client == a.Client {
+		return false
+	}
+	before := 0
+	for i := range m.Moves {
+		mv := &m.Moves[i]
+		switch {
+		case !mv.claim || mv.At >= next.From:
+		case mv.At > a.From:
+			return false
+		default:
+			before++
+		}
+	}
+	return before >= 2
 }
 
 func checkGap(e *Evidence, m *Mail, a, next *history.Attempt, number int, r *report) {
