@@ -114,6 +114,12 @@ func TestAcksBehindASlowDeliveryAreWritten(t *testing.T) {
 	require.Empty(t, b.unacked)
 	require.NoError(t, a.add(b.deliver()))
 	require.NoError(t, a.flush(), "the floor has passed the tags that were acked alone")
+	frames := b.frames
+	for range 3 {
+		require.NoError(t, a.add(b.deliver()))
+	}
+	require.Equal(t, frames+1, b.frames, "one slow delivery does not end the collecting")
+	require.Empty(t, a.alone, "nothing is remembered for ever")
 }
 
 func TestWithoutATimeAcksAreWrittenAtOnce(t *testing.T) {
